@@ -1,0 +1,90 @@
+// Layer norm, dropout, full sums and reused memory against LibTorch's own. Prints a row
+// a shape; takes the number of threads (2).
+
+#include <cstdlib>
+
+#include <ATen/Parallel.h>
+#include <c10/core/CPUAllocator.h>
+#include <torch/torch.h>
+
+#include "bench/ratio.h"
+#include "longspan/base/memory.h"
+#include "longspan/base/threads.h"
+#include "longspan/kernels/dropout.h"
+#include "longspan/kernels/layer_norm.h"
+#include "longspan/kernels/total.h"
+
+namespace longspan::bench {
+namespace {
+
+using torch::Tensor;
+
+void layer_norms() {
+  for (const int64_t width : {64, 512, 2048}) {
+    const int64_t rows = (1 << 22) / width;
+    const auto label =
+        "layer norm, " + std::to_string(rows) + " x " + std::to_string(width);
+    const Tensor x = torch::randn({rows, width}), weight = torch::rand(width),
+                 bias = torch::rand(width), slope = torch::randn({rows, width});
+    {
+      const torch::NoGradGuard forward_only;
+      compare(
+          label + ", forward", [&] { layer_norm(x, weight, bias); },
+          [&] { torch::layer_norm(x, width, weight, bias); });
+    }
+    const auto learned = [](const Tensor& tensor) {
+      return tensor.detach().clone().requires_grad_();
+    };
+    const Tensor lx = learned(x), lw = learned(weight), lb = learned(bias);
+    compare(
+        label + ", forward and backward",
+        [&] {
+          torch::autograd::grad({layer_norm(lx, lw, lb)}, {lx, lw, lb}, {slope});
+        },
+        [&] {
+          torch::autograd::grad({torch::layer_norm(lx, width, lw, lb)}, {lx, lw, lb},
+                                {slope});
+        });
+  }
+}
+
+void dropouts_and_sums() {
+  const Tensor x = torch::randn({1 << 22});
+  compare(
+      "dropout, 4194304", [&] { dropout(x, 0.1, Key{1}); },
+      [&] { torch::dropout(x, 0.1, /*train=*/true); });
+  compare(
+      "full sum, 4194304", [&] { total(x); }, [&] { x.sum(); });
+}
+
+// A chain of temporaries, as a layer makes them, with each allocator.
+void memory() {
+  c10::Allocator* const usual = c10::GetCPUAllocator();
+  reuse_memory();
+  c10::Allocator* const kept = c10::GetCPUAllocator();
+  constexpr uint8_t kHighest = 255;
+  for (const int64_t tokens : {512, 2048}) {
+    const Tensor q = torch::randn({8, tokens, 64}), k = torch::randn({8, 64, tokens}),
+                 v = torch::randn({8, tokens, 64});
+    const auto attention = [&](c10::Allocator* allocator) {
+      c10::SetCPUAllocator(allocator, kHighest);
+      q.matmul(k).softmax(-1).matmul(v);
+    };
+    compare(
+        "bmm, softmax, bmm, 8 heads of " + std::to_string(tokens) + " tokens",
+        [&] { attention(kept); }, [&] { attention(usual); });
+  }
+}
+
+}  // namespace
+}  // namespace longspan::bench
+
+int main(int count, char** words) {
+  using namespace longspan;
+  set_threads(count > 1 ? std::atoi(words[1]) : 2);
+  std::cout << at::get_num_threads() << " threads\n";
+  bench::print_header();
+  bench::memory();
+  bench::layer_norms();
+  bench::dropouts_and_sums();
+}

@@ -1,0 +1,79 @@
+// One trip through a model: what every layer is told beside its input, and what it
+// tells.
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include <torch/types.h>
+
+#include "longspan/base/random.h"
+#include "longspan/kernels/block_attention.h"
+
+namespace longspan {
+
+// Tokens beside the layer's own: the context of cross-attention, a second stream that
+// layers hand on; and what a Stack returns.
+struct Stream {
+  torch::Tensor x = {};          // [B, M, E]
+  torch::Tensor tokens = {};     // [B, M] bool, false at padding; undefined: all real
+  torch::Tensor positions = {};  // [M] or [B, M] integer; undefined: 0, 1, ..
+};
+
+// About the layer's own tokens.
+struct Mask {
+  bool causal = false;
+  torch::Tensor tokens = {};   // [B, N] bool, false at padding; undefined: all real
+  torch::Tensor global = {};   // [B, N] bool: tokens that see and are seen by all
+  torch::Tensor segment = {};  // [B, N] integer: tokens see their own segment only
+};
+
+// Named tensors that a layer keeps between calls, and the records of mechanisms inside
+// it. As a decoding state its tensors begin with the examples of the batch.
+class Record {
+ public:
+  int64_t tokens = 0;  // seen so far
+
+  torch::Tensor get(std::string_view name) const;  // undefined if never set
+  void set(std::string_view name, torch::Tensor value);
+  Record& part(std::string_view name);
+
+  // Every tensor, by its full name ("inner.k").
+  std::map<std::string, torch::Tensor> all() const;
+  int64_t numel() const;
+
+  // Keeps the examples `examples` [n] integer, in that order: for beams and for batches
+  // from which finished examples leave.
+  void select(const torch::Tensor& examples);
+
+ private:
+  std::map<std::string, torch::Tensor, std::less<>> tensors_;
+  std::map<std::string, Record, std::less<>> parts_;
+};
+
+struct Pass {
+  Mask mask = {};
+  // [N] or [B, N] integer; undefined: in order, after `state`
+  torch::Tensor positions = {};
+  Bias bias = {};  // added to the scores; distances are of positions
+  // Where keys and values come from if not from the layer's own tokens. An Attention is
+  // handed them projected; it reads tokens and positions here.
+  Stream context = {};
+  Stream side = {};         // a second stream; a layer that changes it writes it here
+  Record* carry = nullptr;  // of this layer, kept from batch to batch by the trainer
+  Record* state = nullptr;  // of this layer, for decoding: forward appends the tokens
+  Draw draw = {};
+  double dropout = 0;  // of attention weights, in training
+  bool training = false;
+  bool replay = false;  // activations are computed again: buffers must not change
+  std::map<std::string, torch::Tensor> losses = {};  // scalars the trainer adds
+
+  bool crosses() const { return context.x.defined() || context.tokens.defined(); }
+
+  void add_loss(const std::string& name, const torch::Tensor& loss);
+};
+
+}  // namespace longspan

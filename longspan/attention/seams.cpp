@@ -1,0 +1,194 @@
+#include "longspan/attention/mechanism.h"
+
+#include "longspan/base/error.h"
+#include "longspan/base/shapes.h"
+
+namespace longspan {
+namespace {
+
+using torch::Tensor;
+
+// Zeroes the rows of padded queries; the token axis of `out` is the last but one.
+Tensor without_padding(const Tensor& out, const Tensor& tokens) {
+  if (!tokens.defined()) return out;
+  auto padding = tokens.logical_not().unsqueeze(-1);
+  if (out.dim() == 4) padding = padding.unsqueeze(1);
+  return out.masked_fill(padding, 0);
+}
+
+}  // namespace
+
+Sizes Sizes::completed() const {
+  Sizes sizes = *this;
+  require(heads >= 1 && head_width >= 1,
+          "sizes: heads and head_width must be 1 or more, got ", heads, " and ",
+          head_width);
+  if (sizes.key_heads == 0) sizes.key_heads = heads;
+  if (sizes.value_width == 0) sizes.value_width = head_width;
+  if (sizes.embedding == 0) sizes.embedding = heads * head_width;
+  require(sizes.key_heads >= 1 && heads % sizes.key_heads == 0,
+          "sizes: key_heads must be a divisor of the ", heads, " heads, got ",
+          key_heads);
+  require(sizes.embedding >= 1 && sizes.value_width >= 1 && longest >= 0,
+          "sizes: embedding and value_width must be 1 or more and longest 0 or more, ",
+          "got ", embedding, ", ", value_width, " and ", longest);
+  require(layers >= 1 && layer >= 0 && layer < layers,
+          "sizes: layer must be 0 or more and less than layers, got ", layer, " of ",
+          layers);
+  return sizes;
+}
+
+Tensor Shared::parameter(const std::string& name, const std::function<Tensor()>& make) {
+  if (const Tensor* known = parameters_.find(name)) return *known;
+  return register_parameter(name, make());
+}
+
+void Part::check_pass(const Pass& pass, int64_t examples, int64_t tokens) const {
+  TORCH_INTERNAL_ASSERT(mechanism_, "a part that make() did not make");
+  const auto& [name, can] = std::tie(mechanism_->name, mechanism_->can);
+  const auto refuse = [&](bool asked, bool able, const char* what) {
+    require(!asked || able, name, ": ", what);
+  };
+  const Mask& mask = pass.mask;
+  refuse(mask.causal, can.causal != Causal::never,
+         "has no causal form, got mask.causal = true");
+  refuse(!mask.causal, can.causal != Causal::always,
+         "has only a causal form, got mask.causal = false");
+  refuse(mask.tokens.defined(), can.padding,
+         "takes no padding, got mask.tokens; give sequences of one length");
+  refuse(mask.global.defined(), can.global, "has no global tokens, got mask.global");
+  refuse(mask.segment.defined(), can.segments, "takes no segments, got mask.segment");
+  refuse(pass.crosses(), can.cross,
+         "is self-attention only, got a context; use a mechanism that claims cross");
+  refuse(pass.positions.defined() || pass.context.positions.defined(), can.positions,
+         "takes no positions, got pass.positions");
+  refuse(pass.bias.defined(), can.bias, "takes no bias of scores, got pass.bias");
+  refuse(pass.side.x.defined(), can.side, "has no second stream, got pass.side");
+  refuse(pass.carry != nullptr, can.carry,
+         "keeps nothing from batch to batch, got pass.carry");
+  refuse(pass.state != nullptr && !pass.crosses(), can.decoding,
+         "has no decoding state, got pass.state; run the whole sequence");
+  refuse(pass.training && pass.dropout > 0, can.dropout,
+         "has no attention weights to drop, got pass.dropout");
+
+  require(pass.state == nullptr || mask.causal || pass.crosses(), name,
+          ": decoding is causal, got pass.state with mask.causal = false");
+  require(!pass.crosses() || !mask.segment.defined(), name,
+          ": segments are of one sequence, got mask.segment with a context");
+  require(pass.dropout >= 0 && pass.dropout < 1, name,
+          ": pass.dropout must be in [0, 1), got ", pass.dropout);
+  const auto of_tokens = [&](const Tensor& tensor, const char* what, bool boolean) {
+    require(!tensor.defined() || (tensor.dim() == 2 && tensor.size(0) == examples &&
+                                  tensor.size(1) == tokens),
+            name, ": ", what, " must be [B, N] = [", examples, ", ", tokens, "], got ",
+            shape(tensor));
+    require(!tensor.defined() || !boolean || tensor.scalar_type() == torch::kBool, name,
+            ": ", what, " must be boolean, true where a token counts, got ",
+            tensor.defined() ? tensor.scalar_type() : torch::kBool);
+  };
+  of_tokens(mask.tokens, "mask.tokens", true);
+  of_tokens(mask.global, "mask.global", true);
+  of_tokens(mask.segment, "mask.segment", false);
+  const Tensor& positions = pass.positions;
+  require(!positions.defined() ||
+              (positions.size(-1) == tokens &&
+               (positions.dim() == 1 ||
+                (positions.dim() == 2 && positions.size(0) == examples))),
+          name, ": pass.positions must be [N] or [B, N] with N = ", tokens,
+          " and B = ", examples, ", got ", shape(positions));
+}
+
+void Part::check_reference(const Pass& pass) const {
+  require(pass.state == nullptr && !(pass.training && pass.dropout > 0),
+          mechanism().name,
+          ": the reference takes neither a decoding state nor dropout; run it on the ",
+          "whole sequence in evaluation");
+}
+
+namespace {
+
+// Checks q, k and v against each other and against what the row claims.
+void check_heads(const Mechanism& row, const Tensor& q, const Tensor& k,
+                 const Tensor& v, const Pass& pass) {
+  const auto& name = row.name;
+  require(v.defined() && v.dim() == 4, name, ": v must be [B, Hk, M, dv], got ",
+          shape(v));
+  if (row.projections == Projections::v) return;
+  require(q.defined() && k.defined() && q.dim() == 4 && k.dim() == 4, name,
+          ": q and k must be [B, H, N, d] and [B, Hk, M, d], got ", shape(q), " and ",
+          shape(k));
+  require(q.size(0) == k.size(0) && k.size(0) == v.size(0) && k.size(2) == v.size(2) &&
+              k.size(1) == v.size(1) && q.size(3) == k.size(3) && k.size(1) > 0 &&
+              q.size(1) % k.size(1) == 0,
+          name, ": q, k and v must be [B, H, N, d], [B, Hk, M, d] and [B, Hk, M, dv] ",
+          "with Hk a divisor of H, got ", shape(q), ", ", shape(k), " and ", shape(v));
+  require(q.scalar_type() == k.scalar_type() && k.scalar_type() == v.scalar_type() &&
+              q.device() == k.device() && k.device() == v.device(),
+          name, ": q, k and v must have one type and device, got ", q.scalar_type(),
+          " on ", q.device(), ", ", k.scalar_type(), " on ", k.device(), " and ",
+          v.scalar_type(), " on ", v.device());
+  require(row.can.grouped || q.size(1) == k.size(1), name,
+          ": needs as many heads of keys as of queries, got ", k.size(1), " and ",
+          q.size(1));
+  const bool crosses = pass.crosses() || q.size(2) != k.size(2);
+  require(row.can.cross || !crosses, name, ": is self-attention only, got ", q.size(2),
+          " queries and ", k.size(2), " keys");
+  require(pass.state == nullptr || !crosses, name,
+          ": with pass.state, k and v are those of the new tokens, got ", q.size(2),
+          " queries and ", k.size(2), " keys or a context");
+  const Tensor& context = pass.context.tokens;
+  require(!context.defined() ||
+              (context.scalar_type() == torch::kBool && context.dim() == 2 &&
+               context.size(0) == k.size(0) && context.size(1) == k.size(2)),
+          name, ": context.tokens must be boolean [B, M] = [", k.size(0), ", ",
+          k.size(2), "], got ", shape(context));
+}
+
+}  // namespace
+
+Tensor Attention::forward(const Tensor& q, const Tensor& k, const Tensor& v,
+                          Pass& pass) {
+  check_heads(mechanism(), q, k, v, pass);
+  const Tensor& sized = q.defined() ? q : v;
+  check_pass(pass, sized.size(0), sized.size(2));
+  return without_padding(run(q, k, v, pass), pass.mask.tokens);
+}
+
+Tensor Attention::reference(const Tensor& q, const Tensor& k, const Tensor& v,
+                            Pass& pass) {
+  check_heads(mechanism(), q, k, v, pass);
+  const Tensor& sized = q.defined() ? q : v;
+  check_pass(pass, sized.size(0), sized.size(2));
+  check_reference(pass);
+  return without_padding(define(q, k, v, pass), pass.mask.tokens);
+}
+
+Tensor TokenPart::forward(const Tensor& x, Pass& pass) {
+  check_tokens(x, pass);
+  return without_padding(run(x, pass), pass.mask.tokens);
+}
+
+Tensor TokenPart::reference(const Tensor& x, Pass& pass) {
+  check_tokens(x, pass);
+  check_reference(pass);
+  return without_padding(define(x, pass), pass.mask.tokens);
+}
+
+Stream Stack::forward(const Tensor& x, Pass& pass) {
+  check_tokens(x, pass);
+  return run(x, pass);
+}
+
+Stream Stack::reference(const Tensor& x, Pass& pass) {
+  check_tokens(x, pass);
+  check_reference(pass);
+  return define(x, pass);
+}
+
+void Part::check_tokens(const Tensor& x, const Pass& pass) const {
+  require(x.defined() && x.dim() == 3 && x.is_floating_point(), mechanism().name,
+          ": x must be [B, N, E] of a floating type, got ", shape(x));
+  check_pass(pass, x.size(0), x.size(1));
+}
+
+}  // namespace longspan

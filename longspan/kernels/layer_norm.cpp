@@ -1,0 +1,283 @@
+#include "longspan/kernels/layer_norm.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "longspan/base/error.h"
+#include "longspan/base/shapes.h"
+#include "longspan/kernels/cpu/isa.h"
+#include "longspan/kernels/cpu/layer_norm.h"
+
+namespace longspan {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr char kWho[] = "layer norm: ";
+
+// Rows whose gradients of weight and bias are added up one after the other. The cuts
+// depend on the problem only, so that the number of threads cannot change a bit.
+constexpr int64_t kSlice = 64;
+
+// Doubles serve checks of gradients: plain loops will do.
+void norm_doubles(const cpu::LayerNormRows<double>& rows) {
+  for (int64_t row = 0; row < rows.rows; ++row) {
+    const double* x = rows.x + row * rows.width;
+    double* y = rows.y + row * rows.width;
+    double mean = 0, variance = 0;
+    for (int64_t i = 0; i < rows.width; ++i) mean += x[i] / rows.width;
+    for (int64_t i = 0; i < rows.width; ++i)
+      variance += (x[i] - mean) * (x[i] - mean) / rows.width;
+    const double rstd = 1 / std::sqrt(variance + rows.epsilon);
+    rows.mean[row] = mean;
+    rows.rstd[row] = rstd;
+    for (int64_t i = 0; i < rows.width; ++i)
+      y[i] = (x[i] - mean) * rstd * (rows.weight ? rows.weight[i] : 1) +
+             (rows.bias ? rows.bias[i] : 0);
+  }
+}
+
+void norm_doubles_gradient(const cpu::LayerNormGradientRows<double>& rows) {
+  for (int64_t row = 0; row < rows.rows; ++row) {
+    const double* x = rows.x + row * rows.width;
+    const double* dy = rows.dy + row * rows.width;
+    const double mean = rows.mean[row], rstd = rows.rstd[row];
+    const auto z = [&](int64_t i) { return (x[i] - mean) * rstd; };
+    const auto g = [&](int64_t i) {
+      return rows.weight ? dy[i] * rows.weight[i] : dy[i];
+    };
+    double g_average = 0, gz_average = 0;
+    for (int64_t i = 0; i < rows.width; ++i) {
+      if (rows.dbias) rows.dbias[i] += dy[i];
+      if (rows.dweight) rows.dweight[i] += dy[i] * z(i);
+      g_average += g(i) / rows.width;
+      gz_average += g(i) * z(i) / rows.width;
+    }
+    if (!rows.dx) continue;
+    for (int64_t i = 0; i < rows.width; ++i)
+      rows.dx[row * rows.width + i] = (g(i) - g_average - z(i) * gz_average) * rstd;
+  }
+}
+
+auto kernel_for(const cpu::LayerNormRows<float>&) {
+  return cpu::pick(cpu::portable::layer_norm, cpu::avx2::layer_norm,
+                   cpu::avx512::layer_norm);
+}
+auto kernel_for(const cpu::LayerNormGradientRows<float>&) {
+  return cpu::pick(cpu::portable::layer_norm_gradient, cpu::avx2::layer_norm_gradient,
+                   cpu::avx512::layer_norm_gradient);
+}
+auto kernel_for(const cpu::LayerNormRows<double>&) { return norm_doubles; }
+auto kernel_for(const cpu::LayerNormGradientRows<double>&) {
+  return norm_doubles_gradient;
+}
+
+// work(slice, first row, number of rows) for every slice.
+template <class Work>
+void each_slice(int64_t rows, int64_t width, const Work& work) {
+  constexpr int64_t kWorthAThread = 1 << 14;  // numbers
+  const int64_t slices = (rows + kSlice - 1) / kSlice;
+  at::parallel_for(0, slices, std::max<int64_t>(1, kWorthAThread / (kSlice * width)),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t slice = begin; slice < end; ++slice) {
+                       const int64_t first = slice * kSlice;
+                       work(slice, first, std::min(kSlice, rows - first));
+                     }
+                   });
+}
+
+// The sum of `partial` [slices, width] over slices, in their order: [width].
+Tensor sum_of_slices(const Tensor& partial) {
+  const int64_t slices = partial.size(0), width = partial.size(1);
+  Tensor result = torch::zeros({width}, partial.options());
+  const double* from = partial.data_ptr<double>();
+  double* to = result.data_ptr<double>();
+  for (int64_t slice = 0; slice < slices; ++slice)
+    for (int64_t i = 0; i < width; ++i) to[i] += from[slice * width + i];
+  return result;
+}
+
+template <class Number>
+const Number* pointer(const Tensor& tensor) {
+  return tensor.defined() ? tensor.data_ptr<Number>() : nullptr;
+}
+
+struct Normed {
+  Tensor y, mean, rstd;
+};
+
+// All of one type and contiguous; weight and bias may be undefined.
+template <class Number>
+Normed forward_as(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                  double epsilon) {
+  const int64_t width = x.size(-1), rows = x.numel() / width;
+  const Normed result{torch::empty(x.sizes(), x.options()),
+                      torch::empty({rows}, torch::kDouble),
+                      torch::empty({rows}, x.options())};
+  const cpu::LayerNormRows<Number> all{.x = pointer<Number>(x),
+                                       .weight = pointer<Number>(weight),
+                                       .bias = pointer<Number>(bias),
+                                       .y = result.y.data_ptr<Number>(),
+                                       .mean = result.mean.data_ptr<double>(),
+                                       .rstd = result.rstd.data_ptr<Number>(),
+                                       .rows = rows,
+                                       .width = width,
+                                       .epsilon = static_cast<Number>(epsilon)};
+  const auto kernel = kernel_for(all);
+  each_slice(rows, width, [&](int64_t, int64_t first, int64_t count) {
+    auto some = all;
+    some.x += first * width;
+    some.y += first * width;
+    some.mean += first;
+    some.rstd += first;
+    some.rows = count;
+    kernel(some);
+  });
+  return result;
+}
+
+struct Wanted {
+  bool dx, dweight, dbias;
+};
+
+struct Gradients {
+  Tensor dx, dweight, dbias;
+};
+
+template <class Number>
+Gradients backward_as(const Tensor& dy, const Tensor& x, const Tensor& weight,
+                      const Tensor& mean, const Tensor& rstd, Wanted wanted) {
+  const int64_t width = x.size(-1), rows = x.numel() / width;
+  const int64_t slices = (rows + kSlice - 1) / kSlice;
+  Tensor dx, dweight, dbias;
+  if (wanted.dx) dx = torch::empty(x.sizes(), x.options());
+  if (wanted.dweight) dweight = torch::zeros({slices, width}, torch::kDouble);
+  if (wanted.dbias) dbias = torch::zeros({slices, width}, torch::kDouble);
+  Number* const dx_first = wanted.dx ? dx.data_ptr<Number>() : nullptr;
+  double* const dweight_first = wanted.dweight ? dweight.data_ptr<double>() : nullptr;
+  double* const dbias_first = wanted.dbias ? dbias.data_ptr<double>() : nullptr;
+
+  const cpu::LayerNormGradientRows<Number> all{.dy = pointer<Number>(dy),
+                                               .x = pointer<Number>(x),
+                                               .weight = pointer<Number>(weight),
+                                               .mean = pointer<double>(mean),
+                                               .rstd = pointer<Number>(rstd),
+                                               .width = width};
+  const auto kernel = kernel_for(all);
+  each_slice(rows, width, [&](int64_t slice, int64_t first, int64_t count) {
+    auto some = all;
+    some.dy += first * width;
+    some.x += first * width;
+    some.mean += first;
+    some.rstd += first;
+    some.rows = count;
+    if (wanted.dx) some.dx = dx_first + first * width;
+    if (wanted.dweight) some.dweight = dweight_first + slice * width;
+    if (wanted.dbias) some.dbias = dbias_first + slice * width;
+    kernel(some);
+  });
+  if (wanted.dweight) dweight = sum_of_slices(dweight);
+  if (wanted.dbias) dbias = sum_of_slices(dbias);
+  return {dx, dweight, dbias};
+}
+
+// What bfloat16 and half are computed in.
+torch::Dtype inner_dtype(const Tensor& x) {
+  return x.scalar_type() == torch::kDouble ? torch::kDouble : torch::kFloat;
+}
+
+// `tensor` for the kernels; undefined where it is the empty stand-in for none.
+Tensor inner(const Tensor& tensor, torch::Dtype dtype) {
+  return tensor.numel() == 0 && tensor.dim() == 1 ? Tensor()
+                                                  : tensor.to(dtype).contiguous();
+}
+
+class LayerNormFunction : public torch::autograd::Function<LayerNormFunction> {
+ public:
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
+                        const Tensor& bias, double epsilon) {
+    const auto dtype = inner_dtype(x);
+    const auto run = dtype == torch::kDouble ? forward_as<double> : forward_as<float>;
+    const Normed result = run(x.to(dtype).contiguous(), inner(weight, dtype),
+                              inner(bias, dtype), epsilon);
+    context->save_for_backward({x, weight, result.mean, result.rstd});
+    context->saved_data["bias_dtype"] = static_cast<int64_t>(bias.scalar_type());
+    return result.y.to(x.scalar_type());
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const variable_list saved = context->get_saved_variables();
+    const Tensor &x = saved[0], &weight = saved[1];
+    const auto dtype = inner_dtype(x);
+    const auto bias_dtype =
+        static_cast<torch::Dtype>(context->saved_data["bias_dtype"].toInt());
+    const Wanted wanted{.dx = context->needs_input_grad(0),
+                        .dweight = context->needs_input_grad(1),
+                        .dbias = context->needs_input_grad(2)};
+    const auto run = dtype == torch::kDouble ? backward_as<double> : backward_as<float>;
+    const Gradients slopes =
+        run(grads[0].to(dtype).contiguous(), x.to(dtype).contiguous(),
+            inner(weight, dtype), saved[2], saved[3], wanted);
+    return {wanted.dx ? slopes.dx.to(x.scalar_type()) : Tensor(),
+            wanted.dweight ? slopes.dweight.to(weight.scalar_type()) : Tensor(),
+            wanted.dbias ? slopes.dbias.to(bias_dtype) : Tensor(), Tensor()};
+  }
+};
+
+bool is_short(torch::Dtype dtype) {
+  return dtype == torch::kBFloat16 || dtype == torch::kHalf;
+}
+
+void check(const Tensor& x, const Tensor& weight, const Tensor& bias, double epsilon) {
+  require(x.defined() && x.dim() >= 1 && x.size(-1) >= 1, kWho,
+          "x must be [..., E] with E of 1 or more, got ", shape(x));
+  const auto dtype = x.scalar_type();
+  require(dtype == torch::kFloat || dtype == torch::kDouble || is_short(dtype), kWho,
+          "x must be float, double, bfloat16 or half, got ", dtype);
+  require(epsilon >= 0, kWho, "epsilon must be 0 or more, got ", epsilon);
+  const auto check_one = [&](const Tensor& tensor, const char* name) {
+    if (!tensor.defined()) return;
+    require(tensor.dim() == 1 && tensor.size(0) == x.size(-1), kWho, name, " must be [",
+            x.size(-1), "], as wide as x, got ", shape(tensor));
+    require(tensor.scalar_type() == dtype ||
+                (is_short(dtype) && tensor.scalar_type() == torch::kFloat),
+            kWho, name, " must be ", dtype, is_short(dtype) ? " or Float" : "",
+            " where x is ", dtype, ", got ", tensor.scalar_type(),
+            "; convert one of them");
+    require(tensor.device() == x.device(), kWho, name, " must be on ", x.device(),
+            ", where x is, got ", tensor.device());
+  };
+  check_one(weight, "weight");
+  check_one(bias, "bias");
+}
+
+}  // namespace
+
+Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                  double epsilon) {
+  check(x, weight, bias, epsilon);
+  if (!x.is_cpu()) return layer_norm_reference(x, weight, bias, epsilon);
+  // Custom functions of LibTorch take no undefined tensors.
+  const Tensor none = torch::empty({0}, x.options());
+  return LayerNormFunction::apply(x, weight.defined() ? weight : none,
+                                  bias.defined() ? bias : none, epsilon);
+}
+
+Tensor layer_norm_reference(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                            double epsilon) {
+  check(x, weight, bias, epsilon);
+  const auto dtype = inner_dtype(x);
+  const Tensor inside = x.to(dtype);
+  const Tensor centred = inside - inside.mean(-1, /*keepdim=*/true);
+  Tensor y = centred * (centred.square().mean(-1, /*keepdim=*/true) + epsilon).rsqrt();
+  if (weight.defined()) y = y * weight.to(dtype);
+  if (bias.defined()) y = y + bias.to(dtype);
+  return y.to(x.scalar_type());
+}
+
+}  // namespace longspan

@@ -1,0 +1,92 @@
+#include "longspan/kernels/total.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include <ATen/Dispatch.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "longspan/base/error.h"
+#include "longspan/base/shapes.h"
+
+namespace longspan {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr int64_t kSlice = 4096;  // elements; never chosen by the number of threads
+
+template <class Number>
+double sum_of_slice(const Number* x, int64_t count) {
+  constexpr int64_t kChains = 8;  // sums that do not wait for each other
+  double sums[kChains] = {};
+  int64_t i = 0;
+  for (; i + kChains <= count; i += kChains)
+    for (int64_t chain = 0; chain < kChains; ++chain)
+      sums[chain] += static_cast<double>(x[i + chain]);
+  for (; i < count; ++i) sums[i % kChains] += static_cast<double>(x[i]);
+  return std::accumulate(sums, sums + kChains, 0.0);
+}
+
+template <class Number>
+double sum(const Number* x, int64_t count) {
+  std::vector<double> slices((count + kSlice - 1) / kSlice);
+  at::parallel_for(
+      0, static_cast<int64_t>(slices.size()), 4, [&](int64_t begin, int64_t end) {
+        for (int64_t slice = begin; slice < end; ++slice) {
+          const int64_t first = slice * kSlice;
+          slices[slice] = sum_of_slice(x + first, std::min(kSlice, count - first));
+        }
+      });
+  return std::accumulate(slices.begin(), slices.end(), 0.0);
+}
+
+torch::Dtype result_dtype(const Tensor& x) {
+  return x.scalar_type() == torch::kDouble ? torch::kDouble : torch::kFloat;
+}
+
+class TotalFunction : public torch::autograd::Function<TotalFunction> {
+ public:
+  static Tensor forward(AutogradContext* context, const Tensor& x) {
+    context->saved_data["sizes"] = x.sizes();
+    context->saved_data["dtype"] = static_cast<int64_t>(x.scalar_type());
+    const Tensor dense = x.contiguous();
+    double result = 0;
+    AT_DISPATCH_FLOATING_TYPES_AND2(
+        torch::kHalf, torch::kBFloat16, x.scalar_type(), "total",
+        [&] { result = sum(dense.data_ptr<scalar_t>(), dense.numel()); });
+    return torch::full({}, result, x.options().dtype(result_dtype(x)));
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const auto dtype = static_cast<torch::Dtype>(context->saved_data["dtype"].toInt());
+    return {grads[0].to(dtype).expand(context->saved_data["sizes"].toIntVector())};
+  }
+};
+
+}  // namespace
+
+Tensor total(const Tensor& x) {
+  require(x.is_floating_point(), "total: x must be of a floating type, got ",
+          x.scalar_type());
+  if (!x.is_cpu()) return x.sum(torch::kDouble).to(result_dtype(x));
+  return TotalFunction::apply(x);
+}
+
+Tensor average(const Tensor& x, const Tensor& keep) {
+  if (!keep.defined()) return total(x) / std::max<int64_t>(x.numel(), 1);
+  require(keep.scalar_type() == torch::kBool, "average: keep must be bool, got ",
+          keep.scalar_type());
+  require(at::is_expandable_to(keep.sizes(), x.sizes()), "average: keep must be ",
+          shape(x), ", the shape of x, or broadcast to it, got ", shape(keep));
+  const Tensor count = keep.expand(x.sizes()).sum().clamp_min(1);
+  return total(x.masked_fill(keep.logical_not(), 0)) / count;
+}
+
+}  // namespace longspan

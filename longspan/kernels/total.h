@@ -1,0 +1,18 @@
+// Sums of all elements that are the same bits whatever the number of threads, as those
+// of LibTorch are not. For losses.
+
+#pragma once
+
+#include <torch/types.h>
+
+namespace longspan {
+
+// The sum of all elements, accumulated in double. x: float, double, bfloat16 or half.
+// Returns a tensor without axes, double for double and float for the rest.
+torch::Tensor total(const torch::Tensor& x);
+
+// The mean of all elements, or of those where `keep` is true: bool, broadcast to x. 0,
+// with gradient 0, where there is none. What is not kept may be anything, also NaN.
+torch::Tensor average(const torch::Tensor& x, const torch::Tensor& keep = {});
+
+}  // namespace longspan

@@ -1,0 +1,113 @@
+#include "longspan/models/projected.h"
+
+#include <torch/nn/init.h>
+
+#include "longspan/base/error.h"
+#include "longspan/base/shapes.h"
+
+namespace longspan {
+namespace {
+
+using torch::Tensor;
+
+// [B, N, H*w] -> [B, H, N, w]
+Tensor in_heads(const Tensor& x, int64_t heads) {
+  return x.view({x.size(0), x.size(1), heads, -1}).transpose(1, 2);
+}
+
+// Takes the decoding state out of a pass: the keys of a context are whole at once.
+class WithoutState {
+ public:
+  explicit WithoutState(Pass& pass) : pass_(pass), state_(pass.state) {
+    if (pass.crosses()) pass.state = nullptr;
+  }
+  ~WithoutState() { pass_.state = state_; }
+  WithoutState(const WithoutState&) = delete;
+  WithoutState& operator=(const WithoutState&) = delete;
+
+ private:
+  Pass& pass_;
+  Record* state_;
+};
+
+}  // namespace
+
+Projected::Projected(std::shared_ptr<Attention> attention, const Sizes& sizes,
+                     const ProjectionOptions& options)
+    : sizes_(sizes.completed()), options_(options) {
+  attention_ = register_module("attention", std::move(attention));
+  const Mechanism& row = attention_->mechanism();
+  belongs_to(row);
+  const auto [projections, embedding] = std::pair(row.projections, sizes_.embedding);
+  if (projections == Projections::qkv || projections == Projections::qk_v)
+    q_ = linear("q", sizes_.heads * sizes_.head_width, embedding);
+  if (projections == Projections::qkv)
+    k_ = linear("k", sizes_.key_heads * sizes_.head_width, embedding);
+  if (projections != Projections::none)
+    v_ = linear("v", sizes_.key_heads * sizes_.value_width, embedding);
+  out_ = linear("out", embedding, sizes_.heads * sizes_.value_width);
+}
+
+Projected::Linear Projected::linear(const std::string& name, int64_t out, int64_t in) {
+  Linear made{.weight = register_parameter(name + "_weight", torch::empty({out, in})),
+              .bias = {}};
+  torch::nn::init::xavier_uniform_(made.weight);
+  if (options_.bias) made.bias = register_parameter(name + "_bias", torch::zeros(out));
+  return made;
+}
+
+Projected::Heads Projected::heads(const Tensor& x, Pass& pass) {
+  require(x.size(2) == sizes_.embedding, mechanism().name,
+          ": x must be as wide as the embedding, ", sizes_.embedding, ", got ",
+          shape(x));
+  require(!pass.crosses() || pass.context.x.defined(), mechanism().name,
+          ": the context must come with its x, got its tokens only");
+  const auto apply = [](const Linear& linear, const Tensor& input) {
+    return torch::linear(input, linear.weight, linear.bias);
+  };
+  Heads heads;
+  if (q_.weight.defined()) heads.q = in_heads(apply(q_, x), sizes_.heads);
+  Record* const state = pass.crosses() ? pass.state : nullptr;
+  if (state && state->get("context_v").defined()) {
+    heads.k = state->get("context_k");
+    heads.v = state->get("context_v");
+    return heads;
+  }
+  const Tensor& other = pass.crosses() ? pass.context.x : x;
+  if (k_.weight.defined()) heads.k = in_heads(apply(k_, other), sizes_.key_heads);
+  if (!k_.weight.defined() && q_.weight.defined())
+    heads.k = pass.crosses() ? in_heads(apply(q_, other), sizes_.heads) : heads.q;
+  heads.v = in_heads(apply(v_, other), sizes_.key_heads);
+  if (state) {
+    state->set("context_k", heads.k);
+    state->set("context_v", heads.v);
+  }
+  return heads;
+}
+
+Tensor Projected::joined(const Tensor& heads) const {
+  return torch::linear(heads.transpose(1, 2).flatten(2), out_.weight, out_.bias);
+}
+
+Tensor Projected::run(const Tensor& x, Pass& pass) {
+  const auto [q, k, v] = heads(x, pass);
+  const WithoutState whole(pass);
+  return joined(attention_->forward(q, k, v, pass));
+}
+
+Tensor Projected::define(const Tensor& x, Pass& pass) {
+  const auto [q, k, v] = heads(x, pass);
+  return joined(attention_->reference(q, k, v, pass));
+}
+
+std::shared_ptr<Mixer> make_mixer(const Mechanism& mechanism, const Sizes& sizes,
+                                  const Value::Map& settings,
+                                  const std::shared_ptr<Shared>& shared,
+                                  const ProjectionOptions& options) {
+  if (mechanism.seam() == "attention")
+    return std::make_shared<Projected>(
+        make<Attention>(mechanism, sizes, settings, shared), sizes, options);
+  return make<Mixer>(mechanism, sizes, settings, shared);
+}
+
+}  // namespace longspan

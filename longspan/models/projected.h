@@ -1,0 +1,56 @@
+// An Attention between its projections: the one place where they are made.
+
+#pragma once
+
+#include <memory>
+
+#include <torch/types.h>
+
+#include "longspan/attention/mechanism.h"
+
+namespace longspan {
+
+struct ProjectionOptions {
+  bool bias = false;  // of all projections, 0 at first
+};
+
+// Queries from x, keys and values from x or from pass.context, mixed by `attention`,
+// and projected back to E. Weights are Xavier-uniform. Which projections there are is
+// said by the row of `attention`: all of q, k, v; one for queries and keys; values
+// only.
+class Projected final : public Mixer {
+ public:
+  Projected(std::shared_ptr<Attention> attention, const Sizes& sizes,
+            const ProjectionOptions& options = {});
+
+  const Attention& attention() const { return *attention_; }
+
+ private:
+  struct Linear {
+    torch::Tensor weight;  // [out, in]
+    torch::Tensor bias;    // [out], or undefined
+  };
+  struct Heads {
+    torch::Tensor q, k, v;
+  };
+
+  torch::Tensor run(const torch::Tensor& x, Pass& pass) override;
+  torch::Tensor define(const torch::Tensor& x, Pass& pass) override;
+
+  Linear linear(const std::string& name, int64_t out, int64_t in);
+  Heads heads(const torch::Tensor& x, Pass& pass);
+  torch::Tensor joined(const torch::Tensor& heads) const;
+
+  Sizes sizes_;
+  ProjectionOptions options_;
+  std::shared_ptr<Attention> attention_;
+  Linear q_, k_, v_, out_;
+};
+
+// The mechanism as a Mixer, whether it is one or needs projections.
+std::shared_ptr<Mixer> make_mixer(const Mechanism& mechanism, const Sizes& sizes,
+                                  const Value::Map& settings = {},
+                                  const std::shared_ptr<Shared>& shared = nullptr,
+                                  const ProjectionOptions& options = {});
+
+}  // namespace longspan

@@ -1,0 +1,54 @@
+cmake_minimum_required(VERSION 3.25)
+
+# The program as a user meets it: what it prints, where, and with which exit code.
+function(expect code out err)
+  execute_process(COMMAND ${PROGRAM} ${ARGN} RESULT_VARIABLE result
+                  OUTPUT_VARIABLE printed ERROR_VARIABLE complained)
+  list(JOIN ARGN " " words)
+  if(NOT result STREQUAL "${code}")
+    message(SEND_ERROR "longspan ${words}: exit code ${result}, expected ${code}\n"
+                       "${printed}${complained}")
+  endif()
+  if(NOT printed MATCHES "${out}")
+    message(SEND_ERROR "longspan ${words} printed:\n${printed}\nexpected: ${out}")
+  endif()
+  if(NOT complained MATCHES "${err}")
+    message(SEND_ERROR "longspan ${words} complained:\n${complained}\nexpected: ${err}")
+  endif()
+endfunction()
+
+expect(0 "^longspan 0\\.[0-9]+\\.[0-9]+\n$" "^$" --version)
+expect(0 "list.*describe.*info.*check" "^$" --help)
+expect(0 "--json" "^$" list --help)
+expect(0 "^name .*\ndense  optional  yes    yes " "^$" list)
+expect(0 "^\\| name \\|.*\n\\| dense \\| optional \\|" "^$" list --markdown)
+expect(0 "^dense: softmax.*paper.*1706.03762.*takes.*refuses.*settings" "^$" describe dense)
+expect(0 "^longspan .*LibTorch .*CPU instruction set.*BLAS .*CUDA .*block attention" "^$" info)
+expect(0 "dense on cpu\n  0  .* holds\n.*  9  .* holds\n$" "^$" check dense)
+
+expect(2 "^$" "^longspan: a command is missing; see longspan --help\n$")
+expect(2 "^$" "^longspan: no command 'lst'; did you mean 'list'\\?" lst)
+expect(2 "^$" "^longspan: no option --jsn; did you mean '--json'\\?" list --jsn)
+expect(2 "^$" "^longspan: 'x' is one argument too many\n$" list x)
+expect(2 "^$" "^longspan: no mechanism called 'dens'; did you mean 'dense'\\?" describe dens)
+expect(2 "^$" "name" describe)
+expect(2 "^$" "^longspan: --device must be cpu or cuda, got tpu\n$" check --device tpu)
+expect(2 "^$" "threads" --threads 0 list)
+
+# Every field of a row is there, with its type.
+execute_process(COMMAND ${PROGRAM} list --json OUTPUT_VARIABLE json
+                COMMAND_ERROR_IS_FATAL ANY)
+foreach(field IN ITEMS name:STRING summary:STRING paper:STRING class:STRING time:OBJECT
+        memory:OBJECT seam:STRING projections:STRING causal:STRING order:STRING
+        padding:BOOLEAN cross:BOOLEAN decoding:BOOLEAN positions:BOOLEAN bias:BOOLEAN
+        segments:BOOLEAN global:BOOLEAN side:BOOLEAN carry:BOOLEAN dropout:BOOLEAN
+        grouped:BOOLEAN state:STRING keeps:OBJECT full:BOOLEAN by_content:BOOLEAN
+        training:STRING settings:ARRAY presets:OBJECT)
+  string(REPLACE ":" ";" parts ${field})
+  list(GET parts 0 name)
+  list(GET parts 1 type)
+  string(JSON found TYPE "${json}" 0 ${name})
+  if(NOT found STREQUAL type)
+    message(SEND_ERROR "list --json: ${name} is ${found}, expected ${type}")
+  endif()
+endforeach()

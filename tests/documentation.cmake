@@ -1,0 +1,77 @@
+cmake_minimum_required(VERSION 3.25)
+
+# What README and docs show is so: commands of the program run, other commands are of a
+# known kind, C++ is taken from the examples, the table of mechanisms is the program's,
+# and links lead somewhere.
+file(GLOB pages ${ROOT}/README.md ${ROOT}/CONTRIBUTING.md ${ROOT}/docs/*.md)
+file(GLOB_RECURSE example_files ${ROOT}/examples/*.cpp ${ROOT}/examples/CMakeLists.txt
+     ${ROOT}/longspan/*.h ${ROOT}/longspan/*.cpp)
+set(examples "")
+foreach(file IN LISTS example_files)
+  file(READ ${file} text)
+  string(APPEND examples "${text}\n")
+endforeach()
+set(ran 0)
+
+foreach(page IN LISTS pages)
+  file(READ ${page} text)
+  get_filename_component(folder ${page} DIRECTORY)
+
+  # Semicolons and brackets would make CMake lists of the text.
+  string(REPLACE ";" "<semicolon>" text "${text}")
+  string(REPLACE "[" "<open>" text "${text}")
+  string(REPLACE "]" "<close>" text "${text}")
+
+  string(REGEX MATCHALL "```sh\n[^`]*```" blocks "${text}")
+  foreach(block IN LISTS blocks)
+    string(REGEX REPLACE "```(sh\n)?" "" block "${block}")
+    string(REPLACE "\n" ";" lines "${block}")
+    foreach(line IN LISTS lines)
+      string(REGEX REPLACE " *#.*" "" line "${line}")
+      if(line MATCHES "^build/release/longspan")
+        string(REGEX REPLACE "^build/release/longspan" "" line "${line}")
+        separate_arguments(words UNIX_COMMAND "${line}")
+        execute_process(COMMAND ${PROGRAM} ${words} RESULT_VARIABLE result
+                        OUTPUT_QUIET ERROR_VARIABLE complained)
+        math(EXPR ran "${ran} + 1")
+        if(NOT result STREQUAL "0")
+          message(SEND_ERROR "${page}: longspan${line}: exit code ${result}\n${complained}")
+        endif()
+      elseif(NOT line MATCHES "^(make|git|cmake|ctest|cd|tools/|LONGSPAN_[A-Z]+=|$)")
+        message(SEND_ERROR "${page}: a command this test does not know: ${line}")
+      endif()
+    endforeach()
+  endforeach()
+
+  string(REGEX MATCHALL "```(cpp|cmake)\n[^`]*```" blocks "${text}")
+  foreach(block IN LISTS blocks)
+    string(REGEX REPLACE "```(cpp\n|cmake\n)?" "" block "${block}")
+    string(REPLACE "<semicolon>" ";" block "${block}")
+    string(REPLACE "<open>" "[" block "${block}")
+    string(REPLACE "<close>" "]" block "${block}")
+    string(STRIP "${block}" block)
+    string(FIND "${examples}" "${block}" at)
+    if(at EQUAL -1)
+      message(SEND_ERROR "${page}: not in examples/ or longspan/:\n${block}")
+    endif()
+  endforeach()
+
+  string(REGEX MATCHALL "<close>\\([^)#]+\\)" links "${text}")
+  foreach(link IN LISTS links)
+    string(REGEX REPLACE "<close>\\((.*)\\)" "\\1" link "${link}")
+    if(NOT link MATCHES "^https?:" AND NOT EXISTS ${folder}/${link})
+      message(SEND_ERROR "${page}: there is no ${link}")
+    endif()
+  endforeach()
+endforeach()
+if(ran LESS 4)
+  message(SEND_ERROR "only ${ran} commands of the program were found in the pages")
+endif()
+
+file(READ ${ROOT}/README.md readme)
+execute_process(COMMAND ${PROGRAM} list --markdown OUTPUT_VARIABLE table
+                COMMAND_ERROR_IS_FATAL ANY)
+string(FIND "${readme}" "${table}" at)
+if(at EQUAL -1)
+  message(SEND_ERROR "README.md does not have the table of `longspan list --markdown`:\n${table}")
+endif()

@@ -1,0 +1,668 @@
+#include "longspan/kernels/linear_attention.h"
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "longspan/kernels/lse_merge.h"
+#include "tests/support/tensors.h"
+
+namespace longspan {
+namespace {
+
+using testing::close;
+using testing::gradients_agree;
+using testing::refusal;
+using testing::Tensors;
+using torch::Tensor;
+using torch::indexing::Slice;
+
+const double kNever = -std::numeric_limits<double>::infinity();
+
+constexpr Normaliser kNormalisers[] = {Normaliser::none, Normaliser::plus,
+                                       Normaliser::at_least, Normaliser::if_positive};
+
+constexpr int64_t kB = 2, kH = 2, kN = 6, kFeatures = 3, kValues = 4;
+
+// What is given beside q, k and v.
+struct Case {
+  LinearAttention options;
+  bool decay = false;
+  bool weights = false;
+  bool state = false;
+};
+
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  return out << (c.options.causal ? "causal " : "")
+             << (c.options.log_features ? "log " : "") << (c.decay ? "decay " : "")
+             << (c.weights ? "weights " : "") << (c.state ? "state " : "")
+             << "normaliser " << static_cast<int>(c.options.normaliser);
+}
+
+std::vector<Case> all_cases(const std::vector<Normaliser>& normalisers) {
+  std::vector<Case> cases;
+  for (const bool causal : {false, true})
+    for (const bool log_features : {false, true})
+      for (const bool decay : {false, true})
+        for (const bool weights : {false, true})
+          for (const bool state : {false, true})
+            for (const Normaliser normaliser : normalisers)
+              if (causal || !decay)
+                cases.push_back({{.causal = causal,
+                                  .log_features = log_features,
+                                  .normaliser = normaliser,
+                                  .epsilon = 3},  // some rows above, some below
+                                 decay,
+                                 weights,
+                                 state});
+  return cases;
+}
+
+// Positive features or their logs, of moderate size.
+LinearInputs random_inputs(const Case& c, int64_t queries = kN, int64_t keys = kN,
+                           int64_t key_heads = kH, int64_t heads = kH) {
+  torch::manual_seed(0);
+  const auto features = [&](at::IntArrayRef shape) {
+    const Tensor logs = torch::randn(shape, torch::kDouble);
+    return c.options.log_features ? logs : logs.exp();
+  };
+  LinearInputs inputs{.q = features({kB, heads, queries, kFeatures}),
+                      .k = features({kB, key_heads, keys, kFeatures}),
+                      .v = torch::randn({kB, key_heads, keys, kValues}, torch::kDouble),
+                      .log_decay = {},
+                      .weights = {},
+                      .state = {}};
+  if (c.decay) inputs.log_decay = -torch::rand({kB, heads, keys}, torch::kDouble);
+  if (c.weights) inputs.weights = torch::rand({kB, 1, keys}, torch::kDouble) + 0.1;
+  if (c.state) {
+    inputs.state.sums =
+        torch::rand({kB, heads, kFeatures, kValues + 1}, torch::kDouble) + 0.1;
+    if (c.options.log_features)
+      inputs.state.max = torch::randn({kB, heads}, torch::kDouble);
+  }
+  return inputs;
+}
+
+// The keys from `begin` on and before `end`, and as many queries.
+LinearInputs tokens(const LinearInputs& inputs, int64_t begin, int64_t end) {
+  LinearInputs some = inputs;
+  for (Tensor* tensor : {&some.q, &some.k, &some.v, &some.log_decay, &some.weights})
+    if (tensor->defined()) *tensor = tensor->slice(2, begin, end);
+  return some;
+}
+
+LinearInputs to(LinearInputs inputs, torch::Dtype dtype) {
+  for (Tensor* tensor : {&inputs.q, &inputs.k, &inputs.v, &inputs.log_decay,
+                         &inputs.weights, &inputs.state.sums, &inputs.state.max})
+    if (tensor->defined()) *tensor = tensor->to(dtype);
+  return inputs;
+}
+
+// The sums without the factor exp(-max).
+Tensor plain_sums(const LinearState& state) {
+  if (!state.max.defined()) return state.sums;
+  return state.sums * state.max.exp().unsqueeze(-1).unsqueeze(-1);
+}
+
+struct Expected {
+  Tensor out, lse, sums;
+};
+
+// The formulas of the header, one token after the other, in double and without a
+// thought for overflow.
+Expected token_by_token(const LinearInputs& inputs, const LinearAttention& options) {
+  const auto& [q, k, v, log_decay, weights, state] = inputs;
+  const auto f = [&](const Tensor& x) { return options.log_features ? x.exp() : x; };
+  Tensor sums =
+      state.sums.defined()
+          ? plain_sums(state)
+          : torch::zeros({q.size(0), q.size(1), q.size(3), v.size(3) + 1}, v.options());
+  const Tensor v1 = torch::cat({v, torch::ones_like(v.slice(3, 0, 1))}, 3);
+  Tensors rows;
+  const auto ask = [&](int64_t i) {
+    rows.push_back(f(q.select(2, i)).unsqueeze(2).matmul(sums).squeeze(2));
+  };
+  for (int64_t j = 0; j < k.size(2); ++j) {
+    Tensor news = f(k.select(2, j)).unsqueeze(3) * v1.select(2, j).unsqueeze(2);
+    if (weights.defined())
+      news = news * weights.select(2, j).unsqueeze(-1).unsqueeze(-1);
+    if (log_decay.defined())
+      sums = sums * log_decay.select(2, j).exp().unsqueeze(-1).unsqueeze(-1);
+    sums = sums + news;
+    if (options.causal) ask(j);
+  }
+  if (!options.causal)
+    for (int64_t i = 0; i < q.size(2); ++i) ask(i);
+
+  const Tensor all = torch::stack(rows, 2);  // [B, H, N, dv + 1]
+  const Tensor num = all.slice(3, 0, v.size(3)), den = all.slice(3, v.size(3));
+  Tensor out;
+  switch (options.normaliser) {
+    case Normaliser::none: out = num; break;
+    case Normaliser::plus: out = num / (den + options.epsilon); break;
+    case Normaliser::at_least: out = num / den.clamp_min(options.epsilon); break;
+    case Normaliser::if_positive:
+      out = torch::where(den > 1e-30, num / den, torch::zeros_like(num));
+      break;
+  }
+  return {out,
+          torch::where(den > 0, den.log(), torch::full_like(den, kNever)).squeeze(3),
+          sums};
+}
+
+bool all_finite(const Tensor& tensor) { return tensor.isfinite().all().item<bool>(); }
+
+bool all_equal(const Tensor& tensor, double value) {
+  return (tensor == value).all().item<bool>();
+}
+
+TEST(LinearAttention, IsTheRecurrence) {
+  for (const auto& c : all_cases({std::begin(kNormalisers), std::end(kNormalisers)})) {
+    SCOPED_TRACE(::testing::PrintToString(c));
+    const auto inputs = random_inputs(c);
+    const auto expected = token_by_token(inputs, c.options);
+    const auto got = linear_attention(inputs, c.options);
+    EXPECT_TRUE(close(got.out, expected.out));
+    EXPECT_TRUE(close(got.lse, expected.lse));
+    EXPECT_TRUE(close(plain_sums(got.state), expected.sums));
+    EXPECT_EQ(got.state.max.defined(), c.options.log_features);
+  }
+}
+
+TEST(LinearAttention, HasTheGradientsOfItsOutputs) {
+  for (const auto& c : all_cases({std::begin(kNormalisers), std::end(kNormalisers)})) {
+    SCOPED_TRACE(::testing::PrintToString(c));
+    const auto inputs = random_inputs(c);
+    Tensors at{inputs.q, inputs.k, inputs.v};
+    if (c.decay) at.push_back(inputs.log_decay);
+    if (c.weights) at.push_back(inputs.weights);
+    if (c.state) at.push_back(inputs.state.sums);
+    const auto f = [&](const Tensors& x) -> Tensors {
+      LinearInputs changed = inputs;
+      size_t next = 3;
+      changed.q = x[0];
+      changed.k = x[1];
+      changed.v = x[2];
+      if (c.decay) changed.log_decay = x[next++];
+      if (c.weights) changed.weights = x[next++];
+      if (c.state) changed.state.sums = x[next++];
+      const auto got = linear_attention(changed, c.options);
+      return {got.out, got.lse, plain_sums(got.state)};
+    };
+    EXPECT_TRUE(gradients_agree(f, at));
+  }
+}
+
+TEST(LinearAttention, TakesSignedFeatures) {
+  for (const bool causal : {false, true})
+    for (const Normaliser normaliser : kNormalisers) {
+      const LinearAttention options{
+          .causal = causal, .normaliser = normaliser, .epsilon = 0.1};
+      auto inputs = random_inputs({.options = options, .weights = true, .state = true});
+      for (Tensor* tensor : {&inputs.q, &inputs.k, &inputs.state.sums})
+        tensor->normal_();
+      const auto expected = token_by_token(inputs, options);
+      ASSERT_FALSE(all_finite(expected.lse));  // some sums are negative
+      const auto got = linear_attention(inputs, options);
+      EXPECT_TRUE(close(got.out, expected.out));
+      EXPECT_TRUE(close(got.lse, expected.lse));
+      EXPECT_TRUE(close(got.state.sums, expected.sums));
+    }
+}
+
+TEST(LinearAttention, GoesOnFromAStateAsIfNothingHappened) {
+  for (const auto& c : all_cases({Normaliser::if_positive})) {
+    if (!c.options.causal) continue;
+    SCOPED_TRACE(::testing::PrintToString(c));
+    auto inputs = random_inputs(c);
+    for (Tensor* tensor : {&inputs.q, &inputs.k, &inputs.v}) tensor->requires_grad_();
+    const auto whole = linear_attention(inputs, c.options);
+    const Tensors at{inputs.q, inputs.k, inputs.v};
+    const Tensor slope = torch::randn_like(whole.out);
+    const auto slopes = torch::autograd::grad({whole.out}, at, {slope});
+    for (int64_t split = 0; split <= kN; ++split) {
+      const auto first = linear_attention(tokens(inputs, 0, split), c.options);
+      auto rest = tokens(inputs, split, kN);
+      rest.state = first.state;
+      const auto second = linear_attention(rest, c.options);
+      const Tensor out = torch::cat({first.out, second.out}, 2);
+      EXPECT_TRUE(close(out, whole.out));
+      EXPECT_TRUE(close(torch::cat({first.lse, second.lse}, 2), whole.lse));
+      EXPECT_TRUE(close(second.state.sums, whole.state.sums));
+      if (c.options.log_features) {
+        EXPECT_TRUE(torch::equal(second.state.max, whole.state.max));
+      }
+      const auto got = torch::autograd::grad({out}, at, {slope});
+      for (size_t i = 0; i < at.size(); ++i) EXPECT_TRUE(close(got[i], slopes[i]));
+    }
+  }
+}
+
+TEST(LinearAttention, TheStateOfHalfTheKeysServesTheOtherHalf) {
+  for (const bool log_features : {false, true}) {
+    const LinearAttention options{.log_features = log_features};
+    const auto inputs = random_inputs({.options = options, .weights = true});
+    const auto whole = linear_attention(inputs, options);
+    const auto first = linear_attention(tokens(inputs, 0, 2), options);
+    auto rest = tokens(inputs, 2, kN);
+    rest.q = inputs.q;
+    rest.state = first.state;
+    EXPECT_TRUE(close(linear_attention(rest, options).out, whole.out));
+  }
+}
+
+TEST(LinearAttention, MergesByItsLse) {
+  const LinearAttention options{.log_features = true};
+  const auto inputs = random_inputs({.options = options});
+  const auto whole = linear_attention(inputs, options);
+  std::vector<Attended> parts;
+  for (const int64_t begin : {0, 3}) {
+    auto some = tokens(inputs, begin, begin + 3);
+    some.q = inputs.q;
+    const auto part = linear_attention(some, options);
+    parts.push_back({part.out, part.lse});
+  }
+  EXPECT_TRUE(close(merge(parts).out, whole.out));
+  EXPECT_TRUE(close(merge(parts).lse, whole.lse));
+}
+
+TEST(LinearAttention, DoesNotLookAheadByABit) {
+  constexpr int64_t kSeen = 3;
+  const auto changes = std::vector<std::function<void(Tensor)>>{
+      [](Tensor x) { x.normal_(); },
+      [](Tensor x) { x.mul_(9); },
+      [](Tensor x) { x.div_(9); },
+  };
+  for (const auto& c : all_cases({Normaliser::plus, Normaliser::if_positive})) {
+    if (!c.options.causal) continue;
+    SCOPED_TRACE(::testing::PrintToString(c));
+    for (const auto dtype : {torch::kFloat, torch::kDouble})
+      for (const auto& change : changes) {
+        const auto inputs = to(random_inputs(c), dtype);
+        const auto before = linear_attention(inputs, c.options);
+        for (const Tensor* tensor :
+             {&inputs.q, &inputs.k, &inputs.v, &inputs.log_decay, &inputs.weights})
+          if (tensor->defined()) change(tensor->slice(2, kSeen));
+        const auto after = linear_attention(inputs, c.options);
+        EXPECT_TRUE(
+            torch::equal(before.out.slice(2, 0, kSeen), after.out.slice(2, 0, kSeen)));
+        EXPECT_TRUE(
+            torch::equal(before.lse.slice(2, 0, kSeen), after.lse.slice(2, 0, kSeen)));
+        EXPECT_FALSE(torch::equal(before.out, after.out));
+      }
+  }
+}
+
+TEST(LinearAttention, StandsLogFeaturesOfAnyScale) {
+  for (const auto& c : all_cases({Normaliser::if_positive})) {
+    if (!c.options.log_features) continue;
+    SCOPED_TRACE(::testing::PrintToString(c));
+    const auto inputs = random_inputs(c);
+    const auto exact = linear_attention(inputs, c.options);
+    for (const double of_q : {-500.0, 500.0})
+      for (const double of_k : {-500.0, 500.0}) {
+        auto shifted = to(inputs, torch::kFloat);
+        shifted.q = (shifted.q + of_q).requires_grad_();
+        shifted.k = (shifted.k + of_k).requires_grad_();
+        if (c.state) shifted.state.max = shifted.state.max + of_k;
+        const auto got = linear_attention(shifted, c.options);
+        EXPECT_TRUE(close(got.out, exact.out, 1e-3));
+        EXPECT_TRUE(close(got.lse - (of_q + of_k), exact.lse, 1e-3));
+        EXPECT_TRUE(close(got.state.sums, exact.state.sums, 1e-3));
+        for (const auto& slope : torch::autograd::grad(
+                 {got.out, got.lse}, {shifted.q, shifted.k},
+                 {torch::ones_like(got.out), torch::ones_like(got.lse)}))
+          EXPECT_TRUE(all_finite(slope));
+      }
+  }
+}
+
+TEST(LinearAttention, LaterHugeKeysLeaveEarlierRowsAlone) {
+  constexpr int64_t kSmall = 3;
+  for (const auto& c : all_cases({Normaliser::if_positive})) {
+    if (!c.options.log_features || !c.options.causal) continue;
+    SCOPED_TRACE(::testing::PrintToString(c));
+    auto inputs = random_inputs(c);
+    inputs.k.slice(2, kSmall) += 300;
+    const auto expected = token_by_token(inputs, c.options);
+    const auto got = linear_attention(to(inputs, torch::kFloat), c.options);
+    for (const int64_t begin : {int64_t{0}, kSmall}) {
+      const auto rows = [&](const Tensor& x) {
+        return x.slice(2, begin, begin + kSmall);
+      };
+      EXPECT_TRUE(close(rows(got.out), rows(expected.out), 1e-4));
+      EXPECT_TRUE(close(rows(got.lse), rows(expected.lse), 1e-5));
+    }
+    EXPECT_TRUE(torch::equal(got.state.max > 250, torch::ones({kB, kH}, torch::kBool)));
+    EXPECT_TRUE(all_finite(got.state.sums));
+
+    // The other way round, and over a state: the huge ones stay.
+    auto first = tokens(inputs, kSmall, kN), second = tokens(inputs, 0, kSmall);
+    const auto huge = linear_attention(to(first, torch::kFloat), c.options);
+    second = to(second, torch::kFloat);
+    second.state = huge.state;
+    const auto then = linear_attention(second, c.options);
+    EXPECT_TRUE(torch::equal(then.state.max, huge.state.max));
+    EXPECT_TRUE(all_finite(then.out));
+    EXPECT_TRUE((then.lse > 250).all().item<bool>());
+  }
+}
+
+TEST(LinearAttention, StandsTinyWeightsOfLogFeatures) {
+  const Case c{.options = {.log_features = true}, .weights = true};
+  auto inputs = to(random_inputs(c), torch::kFloat);
+  const auto expected = linear_attention(inputs, c.options);
+  inputs.weights = inputs.weights * 1e-35;
+  const auto got = linear_attention(inputs, c.options);
+  EXPECT_TRUE(close(got.out, expected.out, 1e-4));
+  EXPECT_TRUE(close(got.lse - std::log(1e-35), expected.lse, 1e-4));
+}
+
+TEST(LinearAttention, StandsTinySumsOfLogFeatures) {
+  const Case c{.options = {.log_features = true}, .state = true};
+  auto inputs = to(random_inputs(c, /*queries=*/3, /*keys=*/0), torch::kFloat);
+  const auto expected = linear_attention(inputs, c.options);
+  inputs.state.sums = inputs.state.sums * 1e-35;
+  const auto got = linear_attention(inputs, c.options);
+  EXPECT_TRUE(close(got.out, expected.out, 1e-4));
+  EXPECT_TRUE(close(got.lse - std::log(1e-35), expected.lse, 1e-4));
+}
+
+TEST(LinearAttention, ASumOf0CountsNothingHoweverHugeItsFeature) {
+  for (const auto dtype : {torch::kFloat, torch::kDouble}) {
+    const Case c{.options = {.log_features = true}, .state = true};
+    auto inputs = to(random_inputs(c, 1, 1), dtype);
+    inputs.state.sums.select(2, 1).zero_();
+    inputs.q.select(3, 1).fill_(1000);
+    inputs.k.select(3, 1).fill_(kNever);
+    inputs.q.requires_grad_();
+    inputs.state.sums.requires_grad_();
+    const auto got = linear_attention(inputs, c.options);
+    EXPECT_TRUE(all_finite(got.out));
+    EXPECT_TRUE((got.lse < 100).all().item<bool>());
+    const auto slopes =
+        torch::autograd::grad({got.lse.sum()}, {inputs.q, inputs.state.sums});
+    for (const auto& slope : slopes) EXPECT_TRUE(all_finite(slope));
+  }
+}
+
+TEST(LinearAttention, EpsilonIsOnTheScaleOfTheFeatures) {
+  for (const Normaliser normaliser : {Normaliser::plus, Normaliser::at_least}) {
+    const LinearAttention options{.log_features = true, .normaliser = normaliser};
+    auto inputs = to(random_inputs({.options = options}), torch::kFloat);
+    const Tensor k = inputs.k;
+    inputs.k = (k - 500).requires_grad_();
+    const auto tiny = linear_attention(inputs, options);
+    EXPECT_TRUE(all_equal(tiny.out, 0));
+    EXPECT_TRUE(all_finite(torch::autograd::grad({tiny.out.sum()}, {inputs.k})[0]));
+    inputs.k = k + 500;
+    const auto huge = linear_attention(inputs, options);
+    inputs.k = k;
+    EXPECT_TRUE(
+        close(huge.out, linear_attention(inputs, {.log_features = true}).out, 1e-3));
+  }
+}
+
+TEST(LinearAttention, IgnoresKeysOfWeight0) {
+  for (const auto& c : all_cases({std::begin(kNormalisers), std::end(kNormalisers)})) {
+    if (!c.weights) continue;
+    SCOPED_TRACE(::testing::PrintToString(c));
+    auto inputs = random_inputs(c);
+    inputs.weights.slice(2, 2, 4).zero_();
+    const auto expected = token_by_token(inputs, c.options);
+    for (const double content : {3.0, 1e4, std::nan("")}) {
+      inputs.k.slice(2, 2, 4).fill_(content);
+      inputs.v.slice(2, 2, 4).fill_(content);
+      const auto got = linear_attention(inputs, c.options);
+      EXPECT_TRUE(close(got.out, expected.out));
+      EXPECT_TRUE(close(got.lse, expected.lse));
+      EXPECT_TRUE(close(plain_sums(got.state), expected.sums));
+    }
+    for (Tensor* tensor : {&inputs.k, &inputs.v, &inputs.weights})
+      tensor->requires_grad_();
+    const auto got = linear_attention(inputs, c.options);
+    const auto slopes = torch::autograd::grad({got.out.sum() + got.lse.sum()},
+                                              {inputs.k, inputs.v, inputs.weights});
+    for (const auto& slope : slopes) {
+      EXPECT_TRUE(all_finite(slope));
+      EXPECT_TRUE(all_equal(slope.slice(2, 2, 4), 0));
+      EXPECT_FALSE(all_equal(slope.slice(2, 0, 2), 0));
+    }
+  }
+}
+
+TEST(LinearAttention, RowsWithoutKeysAreZeroAndHaveFiniteGradients) {
+  for (const auto& c : all_cases({std::begin(kNormalisers), std::end(kNormalisers)})) {
+    if (!c.weights || c.state) continue;
+    SCOPED_TRACE(::testing::PrintToString(c));
+    auto inputs = random_inputs(c);
+    const int64_t empty = c.options.causal ? 2 : kN;
+    inputs.weights.slice(2, 0, empty).zero_();
+    Tensors at{inputs.q, inputs.k, inputs.v, inputs.weights};
+    if (c.decay) at.push_back(inputs.log_decay);
+    for (auto& tensor : at) tensor.requires_grad_();
+    const auto got = linear_attention(inputs, c.options);
+    EXPECT_TRUE(all_equal(got.out.slice(2, 0, empty), 0));
+    EXPECT_TRUE(all_equal(got.lse.slice(2, 0, empty), kNever));
+    EXPECT_TRUE(all_finite(got.out));
+    EXPECT_TRUE(all_finite(got.lse.slice(2, empty)));
+    const auto slopes = torch::autograd::grad(
+        {got.out, got.lse, got.state.sums}, at,
+        {torch::ones_like(got.out), torch::ones_like(got.lse),
+         torch::ones_like(got.state.sums)},
+        /*retain_graph=*/{}, /*create_graph=*/false, /*allow_unused=*/true);
+    for (const auto& slope : slopes) EXPECT_TRUE(!slope.defined() || all_finite(slope));
+  }
+}
+
+TEST(LinearAttention, AStateOfNothingIsNoState) {
+  for (const bool log_features : {false, true}) {
+    const Case c{.options = {.causal = true, .log_features = log_features},
+                 .weights = true};
+    auto padding = random_inputs(c);
+    padding.weights.zero_();
+    const auto nothing = linear_attention(padding, c.options);
+    EXPECT_TRUE(all_equal(nothing.state.sums, 0));
+    if (log_features) {
+      EXPECT_TRUE(all_equal(nothing.state.max, kNever));
+    }
+    auto inputs = random_inputs(c);
+    const auto expected = linear_attention(inputs, c.options);
+    inputs.state = nothing.state;
+    inputs.state.sums.requires_grad_();
+    const auto got = linear_attention(inputs, c.options);
+    EXPECT_TRUE(torch::equal(got.out, expected.out));
+    EXPECT_TRUE(torch::equal(got.lse, expected.lse));
+    EXPECT_TRUE(torch::equal(got.state.sums, expected.state.sums));
+    EXPECT_TRUE(
+        all_finite(torch::autograd::grad({got.out.sum()}, {inputs.state.sums})[0]));
+  }
+}
+
+TEST(LinearAttention, TakesFeaturesThatAre0) {
+  const LinearAttention logs{.causal = true, .log_features = true};
+  const LinearAttention plain{.causal = true};
+  auto inputs = random_inputs({.options = plain, .decay = true});
+  inputs.q.index_put_({Slice(), Slice(), Slice(), 1}, 0);
+  inputs.k.index_put_({Slice(), Slice(), Slice(0, 2)}, 0);
+  const auto expected = linear_attention(inputs, plain);
+  inputs.q = inputs.q.log().requires_grad_();
+  inputs.k = inputs.k.log().requires_grad_();
+  const auto got = linear_attention(inputs, logs);
+  EXPECT_TRUE(close(got.out, expected.out));
+  EXPECT_TRUE(close(got.lse, expected.lse));
+  EXPECT_TRUE(close(plain_sums(got.state), expected.state.sums));
+  for (const auto& slope : torch::autograd::grad({got.out.sum()}, {inputs.q, inputs.k}))
+    EXPECT_TRUE(all_finite(slope));
+}
+
+TEST(LinearAttention, GroupedHeadsAreRepeatedHeads) {
+  for (const auto& c : all_cases({Normaliser::if_positive})) {
+    SCOPED_TRACE(::testing::PrintToString(c));
+    const auto inputs = random_inputs(c, kN, kN, /*key_heads=*/2, /*heads=*/6);
+    auto repeated = inputs;
+    repeated.k = inputs.k.repeat_interleave(3, 1);
+    repeated.v = inputs.v.repeat_interleave(3, 1);
+    const auto got = linear_attention(inputs, c.options);
+    const auto expected = linear_attention(repeated, c.options);
+    EXPECT_TRUE(torch::equal(got.out, expected.out));
+    EXPECT_TRUE(torch::equal(got.lse, expected.lse));
+    EXPECT_TRUE(torch::equal(got.state.sums, expected.state.sums));
+  }
+}
+
+TEST(LinearAttention, TakesOtherNumbersOfQueriesThanOfKeys) {
+  for (const auto& c : all_cases({Normaliser::if_positive})) {
+    if (c.options.causal) continue;
+    SCOPED_TRACE(::testing::PrintToString(c));
+    for (const auto& [queries, keys] : {std::pair{1, 7}, {7, 1}, {3, 5}}) {
+      const auto inputs = random_inputs(c, queries, keys);
+      const auto expected = token_by_token(inputs, c.options);
+      const auto got = linear_attention(inputs, c.options);
+      EXPECT_TRUE(close(got.out, expected.out));
+      EXPECT_TRUE(close(got.lse, expected.lse));
+      EXPECT_TRUE(close(plain_sums(got.state), expected.sums));
+    }
+    const auto none = random_inputs(c, 3, 0);
+    const auto got = linear_attention(none, c.options);
+    EXPECT_EQ(all_equal(got.lse, kNever), !c.state);
+    if (c.state) {
+      EXPECT_TRUE(close(plain_sums(got.state), plain_sums(none.state)));
+    }
+  }
+}
+
+TEST(LinearAttention, KeepsSumsOfLowPrecisionInFloat) {
+  constexpr int64_t kMany = 4096;
+  const Tensor count = torch::arange(1, kMany + 1, torch::kDouble).view({1, 1, kMany});
+  const auto ones = torch::ones({1, 1, kMany, 1}, torch::kBFloat16);
+  for (const bool log_features : {false, true}) {
+    const Tensor features = log_features ? torch::zeros_like(ones) : ones;
+    const auto got = linear_attention({.q = features,
+                                       .k = features,
+                                       .v = ones,
+                                       .log_decay = {},
+                                       .weights = {},
+                                       .state = {}},
+                                      {.causal = true, .log_features = log_features});
+    EXPECT_EQ(got.out.scalar_type(), torch::kBFloat16);
+    EXPECT_EQ(got.lse.scalar_type(), torch::kFloat);
+    EXPECT_EQ(got.state.sums.scalar_type(), torch::kFloat);
+    EXPECT_TRUE(all_equal(got.out, 1));
+    EXPECT_TRUE(close(got.lse, count.log(), 1e-6));
+    EXPECT_TRUE(all_equal(got.state.sums, kMany));
+  }
+}
+
+TEST(LinearAttention, TakesFeaturesAndValuesOfDifferentPrecision) {
+  const LinearAttention options{.log_features = true};
+  auto inputs = to(random_inputs({.options = options}), torch::kFloat);
+  inputs.v = inputs.v.to(torch::kHalf);
+  const auto got = linear_attention(inputs, options);
+  EXPECT_EQ(got.out.scalar_type(), torch::kHalf);
+  inputs.v = inputs.v.to(torch::kFloat);
+  EXPECT_TRUE(
+      torch::equal(got.out, linear_attention(inputs, options).out.to(torch::kHalf)));
+}
+
+TEST(LinearAttention, KeepsDecaysExactOverManySteps) {
+  constexpr int64_t kMany = 1000;
+  torch::manual_seed(0);
+  const LinearInputs inputs{
+      .q = torch::rand({1, 1, kMany, 1}, torch::kDouble),
+      .k = torch::rand({1, 1, kMany, 1}, torch::kDouble),
+      .v = torch::randn({1, 1, kMany, 1}, torch::kDouble),
+      .log_decay = -torch::rand({1, 1, kMany}, torch::kDouble) - 0.2,
+      .weights = {},
+      .state = {}};
+  for (const bool log_features : {false, true}) {
+    const LinearAttention options{.causal = true, .log_features = log_features};
+    const auto expected = token_by_token(inputs, options);
+    const auto got = linear_attention(to(inputs, torch::kFloat), options);
+    EXPECT_TRUE(close(got.out, expected.out, 1e-6));
+  }
+}
+
+TEST(LinearAttention, GivesNoGradientToTheScaleOfItsState) {
+  const LinearAttention options{.log_features = true};
+  auto inputs = random_inputs({.options = options, .state = true});
+  inputs.k.requires_grad_();
+  inputs.state.max.requires_grad_();
+  const auto got = linear_attention(inputs, options);
+  EXPECT_FALSE(got.state.max.requires_grad());
+  EXPECT_TRUE(got.state.sums.requires_grad());
+}
+
+TEST(LinearAttention, RefusesWhatDoesNotFit) {
+  const Case everything{
+      .options = {.causal = true, .log_features = true, .normaliser = Normaliser::plus},
+      .decay = true,
+      .weights = true,
+      .state = true};
+  const auto said =
+      [&](const std::function<void(LinearInputs&, LinearAttention&)>& spoil) {
+        auto inputs = random_inputs(everything);
+        auto options = everything.options;
+        spoil(inputs, options);
+        return refusal([&] { linear_attention(inputs, options); });
+      };
+  using In = LinearInputs;
+  using Options = LinearAttention;
+  EXPECT_EQ(said([](In&, Options&) {}), "accepted");
+
+  const std::string shapes =
+      "linear attention: q, k and v must be [B, H, N, m], [B, Hk, M, m] and "
+      "[B, Hk, M, dv], got ";
+  EXPECT_EQ(said([](In& x, Options&) { x.q = Tensor(); }),
+            shapes + "nothing, [2, 2, 6, 3] and [2, 2, 6, 4]");
+  EXPECT_EQ(said([](In& x, Options&) { x.k = x.k[0]; }),
+            shapes + "[2, 2, 6, 3], [2, 6, 3] and [2, 2, 6, 4]");
+  EXPECT_EQ(said([](In& x, Options&) { x.k = x.k.slice(0, 1); }),
+            shapes + "[2, 2, 6, 3], [1, 2, 6, 3] and [2, 2, 6, 4]");
+  EXPECT_EQ(said([](In& x, Options&) { x.k = x.k.slice(3, 1); }),
+            shapes + "[2, 2, 6, 3], [2, 2, 6, 2] and [2, 2, 6, 4]");
+  EXPECT_EQ(said([](In& x, Options&) { x.v = x.v.slice(2, 1); }),
+            shapes + "[2, 2, 6, 3], [2, 2, 6, 3] and [2, 2, 5, 4]");
+  EXPECT_EQ(said([](In& x, Options&) {
+              x.q = x.q.slice(3, 3);
+              x.k = x.k.slice(3, 3);
+            }),
+            "linear attention: there must be at least one feature, got [2, 2, 6, 0]");
+  EXPECT_EQ(said([](In& x, Options&) {
+              x.k = x.k.repeat({1, 2, 1, 1});
+              x.v = x.v.repeat({1, 2, 1, 1});
+            }),
+            "linear attention: the heads of k must divide those of q, got 4 and 2");
+  EXPECT_EQ(said([](In& x, Options&) { x.v = x.v.to(torch::kLong); }),
+            "linear attention: v must be floating, got Long");
+  EXPECT_EQ(said([](In& x, Options&) { x.k = x.k.to(torch::kMeta); }),
+            "linear attention: k must be on the device of q, cpu, got meta");
+  EXPECT_EQ(said([](In& x, Options&) { x.q = x.q.slice(2, 1); }),
+            "linear attention: causal needs as many queries as keys, got 5 and 6");
+  EXPECT_EQ(said([](In&, Options& options) { options.causal = false; }),
+            "linear attention: log_decay is for causal only, got [2, 2, 6]");
+  EXPECT_EQ(said([](In& x, Options&) { x.log_decay = x.log_decay.slice(2, 1); }),
+            "linear attention: log_decay must be [2|1, 2|1, 6], got [2, 2, 5]");
+  EXPECT_EQ(said([](In& x, Options&) { x.weights = x.weights[0]; }),
+            "linear attention: weights must be [2|1, 2|1, 6], got [1, 6]");
+  EXPECT_EQ(said([](In& x, Options&) { x.weights = x.weights > 0; }),
+            "linear attention: weights must be floating, got Bool");
+  EXPECT_EQ(said([](In& x, Options&) { x.weights = x.weights.to(torch::kMeta); }),
+            "linear attention: weights must be on the device of q, cpu, got meta");
+  EXPECT_EQ(said([](In& x, Options&) { x.state.sums = x.state.sums.slice(3, 1); }),
+            "linear attention: state.sums must be [2, 2, 3, 5], got [2, 2, 3, 4]");
+  EXPECT_EQ(
+      said([](In& x, Options&) { x.state.sums = x.state.sums.to(torch::kFloat); }),
+      "linear attention: state.sums must be Double for these q, k and v, got Float");
+  EXPECT_EQ(said([](In& x, Options&) { x.state.max = Tensor(); }),
+            "linear attention: state.max must be [2, 2] for log features, got nothing");
+  EXPECT_EQ(said([](In& x, Options&) { x.state.sums = Tensor(); }),
+            "linear attention: state.max needs state.sums, got none");
+  EXPECT_EQ(said([](In&, Options& options) { options.log_features = false; }),
+            "linear attention: state.max is for log features only, got [2, 2]");
+  EXPECT_EQ(said([](In&, Options& options) { options.epsilon = 0; }),
+            "linear attention: epsilon must be more than 0, got 0");
+}
+
+}  // namespace
+}  // namespace longspan

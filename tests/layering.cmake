@@ -1,0 +1,36 @@
+cmake_minimum_required(VERSION 3.25)
+
+# What each folder of longspan/ may include, besides itself. This is the architecture;
+# the test fails when the code disagrees.
+set(cli_uses       contract models attention kernels base)
+set(contract_uses  models attention kernels base)
+set(models_uses    attention kernels base)
+set(attention_uses kernels base)
+set(kernels_uses   base)
+set(base_uses      "")
+
+file(GLOB_RECURSE sources RELATIVE ${ROOT}/longspan
+     ${ROOT}/longspan/*.h ${ROOT}/longspan/*.cpp ${ROOT}/longspan/*.cu ${ROOT}/longspan/*.cuh)
+if(NOT sources)
+  message(FATAL_ERROR "no sources under ${ROOT}/longspan")
+endif()
+foreach(source IN LISTS sources)
+  string(REGEX REPLACE "/.*" "" folder ${source})
+  if(NOT DEFINED ${folder}_uses)
+    message(SEND_ERROR "longspan/${folder} has no place in the order of folders")
+  endif()
+  file(STRINGS ${ROOT}/longspan/${source} includes REGEX "^#include \"longspan/[a-z]+/")
+  foreach(include IN LISTS includes)
+    string(REGEX REPLACE ".*\"longspan/([a-z]+)/.*" "\\1" used ${include})
+    if(NOT used STREQUAL folder AND NOT used IN_LIST ${folder}_uses)
+      message(SEND_ERROR "longspan/${source}: ${folder} may not use ${used}")
+    endif()
+  endforeach()
+  # Vector code sees pointers and sizes only.
+  if(source MATCHES "^kernels/cpu/" AND NOT source MATCHES "isa\\.")
+    file(STRINGS ${ROOT}/longspan/${source} foreign REGEX "^#include <(torch|ATen|c10|vector|string|algorithm|memory)")
+    if(foreign)
+      message(SEND_ERROR "longspan/${source}: vector code may not include ${foreign}")
+    endif()
+  endif()
+endforeach()
