@@ -1,7 +1,8 @@
-// Layer norm, dropout, full sums and reused memory against LibTorch's own. Prints a row
-// a shape; takes the number of threads (2).
+// Layer norm, dropout, full sums, matrix products and reused memory against LibTorch's
+// own. Prints a row a shape; takes the number of threads (2).
 
 #include <cstdlib>
+#include <sstream>
 
 #include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
@@ -12,6 +13,7 @@
 #include "longspan/base/threads.h"
 #include "longspan/kernels/dropout.h"
 #include "longspan/kernels/layer_norm.h"
+#include "longspan/kernels/matmul.h"
 #include "longspan/kernels/total.h"
 
 namespace longspan::bench {
@@ -57,6 +59,20 @@ void dropouts_and_sums() {
       "full sum, 4194304", [&] { total(x); }, [&] { x.sum(); });
 }
 
+void matrix_products() {
+  const struct {
+    int64_t products, m, k, n;
+  } shapes[] = {{1, 4096, 512, 512}, {1, 512, 4096, 512},  {1, 2048, 2048, 2048},
+                {1, 64, 8192, 64},   {16, 1024, 64, 1024}, {1, 1, 512, 2048}};
+  for (const auto& [products, m, k, n] : shapes) {
+    const Tensor a = torch::randn({products, m, k}), b = torch::randn({products, k, n});
+    std::ostringstream label;
+    label << "matmul, " << products << " x " << m << " x " << k << " x " << n;
+    compare(
+        label.str(), [&] { longspan::matmul(a, b); }, [&] { torch::matmul(a, b); });
+  }
+}
+
 // A chain of temporaries, as a layer makes them, with each allocator.
 void memory() {
   c10::Allocator* const usual = c10::GetCPUAllocator();
@@ -74,6 +90,7 @@ void memory() {
         "bmm, softmax, bmm, 8 heads of " + std::to_string(tokens) + " tokens",
         [&] { attention(kept); }, [&] { attention(usual); });
   }
+  c10::SetCPUAllocator(kept, kHighest);
 }
 
 }  // namespace
@@ -85,6 +102,7 @@ int main(int count, char** words) {
   std::cout << at::get_num_threads() << " threads\n";
   bench::print_header();
   bench::memory();
+  bench::matrix_products();
   bench::layer_norms();
   bench::dropouts_and_sums();
 }

@@ -48,6 +48,7 @@ void print() {
   kernel("layer norm", "fused");
   kernel("dropout", "fused");
   kernel("total", "fused");
+  kernel("matmul", "BLAS by tiles");
 }
 
 }  // namespace

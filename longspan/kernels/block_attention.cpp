@@ -5,6 +5,7 @@
 
 #include "longspan/base/error.h"
 #include "longspan/base/shapes.h"
+#include "longspan/kernels/matmul.h"
 #include "longspan/kernels/random_numbers.h"
 
 namespace longspan {
@@ -307,7 +308,8 @@ Tensor bias_scores(const Bias& bias, const Tensor& q, double scale,
           bias.vectors.to(type).reshape({bias.vectors.size(0), -1, q.size(3)});
       const auto shifted =
           bias.offset.defined() ? q + bias.offset.to(type).unsqueeze(1) : q;
-      scores = scores + scale * pick(shifted.matmul(vectors.transpose(1, 2)), entry);
+      scores = scores +
+               scale * pick(longspan::matmul(shifted, vectors.transpose(1, 2)), entry);
     }
   }
   if (bias.dense.defined()) scores = scores + bias.dense.to(type);
@@ -377,7 +379,7 @@ Attended block_attention_reference(const Queries& queries,
     visible = visible & (query_numbers >= 0).unsqueeze(3);
     visible = visible & (key_numbers >= 0).unsqueeze(2);
 
-    auto scores = scale * q.matmul(k.transpose(2, 3));  // [B, H, S, T]
+    auto scores = scale * longspan::matmul(q, k.transpose(2, 3));  // [B, H, S, T]
     if (source.bias.defined()) {
       const auto key_positions =
           source.positions.defined()
@@ -408,7 +410,7 @@ Attended block_attention_reference(const Queries& queries,
   auto lse = (safe_sum.log() + shift).masked_fill(empty, kHidden).squeeze(3);
   weights = weights / safe_sum;
   if (!all_factors.empty()) weights = weights * torch::cat(all_factors, 3);
-  auto out = weights.matmul(torch::cat(all_values, 2));
+  auto out = longspan::matmul(weights, torch::cat(all_values, 2));
 
   if (query_rows.defined()) {
     // Empty places write to a row of their own, which is cut off.

@@ -5,6 +5,7 @@
 
 #include "longspan/base/error.h"
 #include "longspan/base/shapes.h"
+#include "longspan/kernels/matmul.h"
 
 namespace longspan {
 namespace {
@@ -191,11 +192,11 @@ struct Rows {
 
 Rows rows_of_features(const Prepared& in) {
   const auto& [q, k, v1, weights, decay, state] = in;
-  const Tensor weight =
-      q.matmul(k.transpose(-1, -2)) * decay.pairs.exp() * weights.transpose(-1, -2);
-  Tensor sums = weight.matmul(v1);
+  const Tensor weight = longspan::matmul(q, k.transpose(-1, -2)) * decay.pairs.exp() *
+                        weights.transpose(-1, -2);
+  Tensor sums = longspan::matmul(weight, v1);
   if (state.sums.defined())
-    sums = sums + (q * decay.start.exp().unsqueeze(-1)).matmul(state.sums);
+    sums = sums + longspan::matmul(q * decay.start.exp().unsqueeze(-1), state.sums);
   return {.sums = sums, .log_scale = torch::zeros_like(q.select(-1, 0))};
 }
 
@@ -216,12 +217,12 @@ Rows rows_of_logs(const Prepared& in) {
 
   const Tensor weight = (terms - scale.unsqueeze(-1).unsqueeze(-1)).exp().sum(-1) *
                         weights.transpose(-1, -2);
-  Tensor sums = weight.matmul(v1);
+  Tensor sums = longspan::matmul(weight, v1);
   if (state.sums.defined()) {
     // Only sums of 0 can need the limit: 0 times infinity is not 0.
     const double limit = q.scalar_type() == torch::kDouble ? 709 : 88;
     const Tensor features = (before - scale.unsqueeze(-1)).clamp_max(limit).exp();
-    sums = sums + features.matmul(state.sums);
+    sums = sums + longspan::matmul(features, state.sums);
   }
   return {.sums = sums, .log_scale = scale};
 }
@@ -267,7 +268,7 @@ LinearState final_state(const Prepared& in, bool log_features) {
     features = k * decay.end.exp().unsqueeze(-1);
     kept = decay.through.exp();
   }
-  after.sums = (features * weights).transpose(-1, -2).matmul(v1);
+  after.sums = longspan::matmul((features * weights).transpose(-1, -2), v1);
   if (state.sums.defined()) after.sums = after.sums + kept.unsqueeze(-1) * state.sums;
   return after;
 }

@@ -4,6 +4,7 @@
 
 #include "longspan/base/error.h"
 #include "longspan/base/shapes.h"
+#include "longspan/kernels/matmul.h"
 
 namespace longspan {
 namespace {
@@ -62,8 +63,8 @@ Projected::Heads Projected::heads(const Tensor& x, Pass& pass) {
           shape(x));
   require(!pass.crosses() || pass.context.x.defined(), mechanism().name,
           ": the context must come with its x, got its tokens only");
-  const auto apply = [](const Linear& linear, const Tensor& input) {
-    return torch::linear(input, linear.weight, linear.bias);
+  const auto apply = [](const Linear& projection, const Tensor& input) {
+    return longspan::linear(input, projection.weight, projection.bias);
   };
   Heads heads;
   if (q_.weight.defined()) heads.q = in_heads(apply(q_, x), sizes_.heads);
@@ -86,7 +87,7 @@ Projected::Heads Projected::heads(const Tensor& x, Pass& pass) {
 }
 
 Tensor Projected::joined(const Tensor& heads) const {
-  return torch::linear(heads.transpose(1, 2).flatten(2), out_.weight, out_.bias);
+  return longspan::linear(heads.transpose(1, 2).flatten(2), out_.weight, out_.bias);
 }
 
 Tensor Projected::run(const Tensor& x, Pass& pass) {

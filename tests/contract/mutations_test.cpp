@@ -37,10 +37,10 @@ class Mutant : public Attention {
       const Tensor seen = prepared.source.layout->dense(0);
       const int64_t first = keys * i / count;
       part.layout = Layout(prepared.query_count(), part.rows.size(0),
-                           [=](int64_t query, std::vector<Span>& spans) {
+                           [=, pair = seen.accessor<bool, 2>()](
+                               int64_t query, std::vector<Span>& spans) {
                              for (int64_t j = 0; j < seen.size(1) - first; ++j)
-                               if (seen[query][first + j].item<bool>())
-                                 spans.push_back({j, j + 1});
+                               if (pair[query][first + j]) spans.push_back({j, j + 1});
                            });
       sources.push_back(part);
     }
