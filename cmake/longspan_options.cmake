@@ -7,6 +7,8 @@ target_compile_options(longspan_options INTERFACE
   $<$<BOOL:${LONGSPAN_WERROR}>:-Werror>)
 if(LONGSPAN_SANITIZE)
   target_compile_options(longspan_options INTERFACE -fsanitize=${LONGSPAN_SANITIZE}
-                         -fno-omit-frame-pointer -fno-sanitize-recover=all)
+                         -fno-omit-frame-pointer -fno-sanitize-recover=all
+                         # Instrumented code misleads this warning.
+                         -Wno-maybe-uninitialized)
   target_link_options(longspan_options INTERFACE -fsanitize=${LONGSPAN_SANITIZE})
 endif()

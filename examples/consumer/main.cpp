@@ -6,7 +6,7 @@
 #include <torch/torch.h>
 
 #include <longspan/attention/mechanism.h>
-#include <longspan/models/projected.h>
+#include <longspan/attention/projected.h>
 
 int main() {
   torch::manual_seed(0);

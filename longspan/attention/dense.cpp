@@ -53,9 +53,8 @@ constinit const Mechanism catalogue::dense{
         },
     .full = true,
     .make = Mechanism::Make<Attention>(
-        [](const Settings&, const Sizes&, Shared&) -> std::shared_ptr<Attention> {
-          return std::make_shared<Dense>();
-        }),
+        [](const Settings&, const Sizes&, const std::shared_ptr<Shared>&)
+            -> std::shared_ptr<Attention> { return std::make_shared<Dense>(); }),
 };
 
 }  // namespace longspan

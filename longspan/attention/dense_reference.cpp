@@ -17,28 +17,20 @@ Tensor positions_or(const Tensor& given, int64_t first, int64_t count,
   return positions.dim() == 1 ? positions.unsqueeze(0) : positions;
 }
 
-bool is_self(const Pass& pass, int64_t queries, int64_t keys) {
-  return !pass.crosses() && queries == keys;
-}
-
-const Tensor& key_positions(const Pass& pass, int64_t queries, int64_t keys) {
-  return is_self(pass, queries, keys) ? pass.positions : pass.context.positions;
-}
-
 }  // namespace
 
 Tensor allowed_pairs(const Pass& pass, int64_t queries, int64_t keys,
                      torch::Device device) {
+  const Stream known = pass.keys(queries, keys);
   auto allowed = torch::ones({1, 1, queries, keys},
                              torch::TensorOptions(torch::kBool).device(device));
   if (pass.mask.causal) {
     const auto q = positions_or(pass.positions, keys - queries, queries, device);
-    const auto k = positions_or(key_positions(pass, queries, keys), 0, keys, device);
+    const auto k = positions_or(known.positions, 0, keys, device);
     allowed = allowed & (q.unsqueeze(2) >= k.unsqueeze(1)).unsqueeze(1);
   }
-  const Tensor& tokens =
-      is_self(pass, queries, keys) ? pass.mask.tokens : pass.context.tokens;
-  if (tokens.defined()) allowed = allowed & tokens.to(device).unsqueeze(1).unsqueeze(1);
+  if (known.tokens.defined())
+    allowed = allowed & known.tokens.to(device).unsqueeze(1).unsqueeze(1);
   if (pass.mask.segment.defined()) {
     const auto segment = pass.mask.segment.to(device);
     allowed = allowed & (segment.unsqueeze(2) == segment.unsqueeze(1)).unsqueeze(1);
@@ -58,7 +50,7 @@ Tensor masked_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                  pass.bias, q, by,
                  positions_or(pass.positions, keys - queries, queries, q.device())
                      .unsqueeze(1),
-                 positions_or(key_positions(pass, queries, keys), 0, keys, q.device())
+                 positions_or(pass.keys(queries, keys).positions, 0, keys, q.device())
                      .unsqueeze(1));
   const auto hidden = visible.logical_not();
   // A low number in place of minus infinity keeps rows without a key free of NaN.

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <type_traits>
 #include <variant>
+#include <vector>
 
 #include <torch/nn/module.h>
 
@@ -29,6 +30,7 @@ struct Sizes {
   int64_t key_heads = 0;    // Hk, a divisor of heads; 0: heads
   int64_t head_width = 64;  // d
   int64_t value_width = 0;  // dv; 0: head_width
+  int64_t inner = 0;        // width inside a feed-forward; 0: 4 x embedding
   int64_t longest = 0;      // longest sequence, where weights depend on it; 0: unknown
   int64_t layer = 0;
   int64_t layers = 1;
@@ -37,14 +39,16 @@ struct Sizes {
   Sizes completed() const;
 };
 
-// Parameters that the layers of a model share (Linformer's layerwise projections,
-// Transformer-XL's biases). The model registers it once.
+// Parameters and buffers that the layers of a model share (Linformer's layerwise
+// projections, Transformer-XL's biases). The model registers it once.
 class Shared : public torch::nn::Module {
  public:
-  // The parameter called `name`; `make` is called by the first that asks.
+  // The one called `name`; `make` is called by the first that asks.
   torch::Tensor parameter(const std::string& name,
                           const std::function<torch::Tensor()>& make);
-  bool empty() const { return parameters_.size() == 0; }
+  torch::Tensor buffer(const std::string& name,
+                       const std::function<torch::Tensor()>& make);
+  bool empty() const { return parameters().empty() && buffers().empty(); }
 };
 
 // What all seams have in common: a part knows its row, and refuses what the row does
@@ -61,6 +65,10 @@ class Part : public torch::nn::Module {
   void check_tokens(const torch::Tensor& x, const Pass& pass) const;
   // Fails if `pass` asks for what only the fast form does.
   void check_reference(const Pass& pass) const;
+  // Runs `work`. If it fails, the records of `pass` are as before, and the message
+  // begins with the name of the mechanism.
+  template <class Work>
+  auto guarded(Pass& pass, Work work) const;
 
  private:
   const Mechanism* mechanism_ = nullptr;  // set by make()
@@ -119,7 +127,13 @@ class Stack : public Part {
 // When a mechanism is causal.
 enum class Causal { never, optional, always };
 
-// What a mechanism can do. What it does not claim it refuses.
+// What a mechanism keeps from batch to batch: nothing, something of each example
+// (Transformer-XL's memory), or something of the model, which the trainer averages over
+// micro-batches (GRC's cache).
+enum class Carry { none, per_example, per_model };
+
+// What a mechanism can do. What it does not claim it refuses. A FeedForward sees tokens
+// each by itself, and claims nothing that is about several.
 struct Abilities {
   Causal causal = Causal::never;
   bool padding = true;    // any mask.tokens
@@ -130,7 +144,7 @@ struct Abilities {
   bool segments = false;
   bool global = false;
   bool side = false;
-  bool carry = false;
+  Carry carry = Carry::none;
   bool dropout = false;  // of attention weights
   bool grouped = false;  // fewer heads of keys than of queries
 };
@@ -160,7 +174,8 @@ struct Preset {
 // A row of the catalogue.
 struct Mechanism {
   template <class Seam>
-  using Make = std::shared_ptr<Seam> (*)(const Settings&, const Sizes&, Shared&);
+  using Make = std::shared_ptr<Seam> (*)(const Settings&, const Sizes&,
+                                         const std::shared_ptr<Shared>&);
 
   std::string_view name;     // as in `--attention dense`
   std::string_view summary;  // one line
@@ -170,12 +185,15 @@ struct Mechanism {
   Cost memory;
   Abilities can;
   std::string_view state = {};  // what decoding keeps, in words
-  // How many numbers it keeps for one example after `tokens` tokens.
+  // How many numbers it keeps at most for one example after `tokens` tokens.
   int64_t (*state_size)(const Settings&, const Sizes&, int64_t tokens) = nullptr;
-  std::string_view order = {};  // in which it is causal, if not the sequence's
+  // In which order it is causal, if not the sequence's, and the tokens in that order.
+  std::string_view order = {};
+  std::vector<int64_t> (*tokens_in_order)(const Settings&, int64_t tokens) = nullptr;
   Projections projections = Projections::qkv;
   Keeps keeps = {};
   bool full = false;               // a query meets every key it may see
+  bool zero_weights = false;       // a key that is met may have the weight 0 (entmax)
   bool by_content = false;         // which keys a query meets depends on the data
   std::string_view training = {};  // clauses that do not hold in training, and why
   std::span<const Setting> settings = {};
@@ -194,6 +212,10 @@ const Mechanism& find_mechanism(std::string_view name);
 
 // The settings of a preset of `mechanism`.
 Value::Map preset(const Mechanism& mechanism, std::string_view name);
+
+// Moves a module to a device and its floating tensors to a type. (Module::to(type)
+// converts integer buffers as well.)
+void convert(torch::nn::Module& module, torch::Device device, torch::Dtype type);
 
 // A mechanism ready to run in the seam it fills. Settings replace the standard ones.
 // `shared` is that of the model; without it the mechanism keeps its own.

@@ -32,7 +32,8 @@ struct Mask {
 };
 
 // Named tensors that a layer keeps between calls, and the records of mechanisms inside
-// it. As a decoding state its tensors begin with the examples of the batch.
+// it. As a decoding state its tensors begin with the examples of the batch. Names have
+// no dots.
 class Record {
  public:
   int64_t tokens = 0;  // seen so far
@@ -44,6 +45,10 @@ class Record {
   // Every tensor, by its full name ("inner.k").
   std::map<std::string, torch::Tensor> all() const;
   int64_t numel() const;
+
+  // All of it as tensors by full name, for a checkpoint, and back.
+  std::map<std::string, torch::Tensor> saved() const;
+  static Record restored(const std::map<std::string, torch::Tensor>& saved);
 
   // Keeps the examples `examples` [n] integer, in that order: for beams and for batches
   // from which finished examples leave.
@@ -62,18 +67,44 @@ struct Pass {
   // Where keys and values come from if not from the layer's own tokens. An Attention is
   // handed them projected; it reads tokens and positions here.
   Stream context = {};
-  Stream side = {};         // a second stream; a layer that changes it writes it here
-  Record* carry = nullptr;  // of this layer, kept from batch to batch by the trainer
-  Record* state = nullptr;  // of this layer, for decoding: forward appends the tokens
+  Stream side = {};  // a second stream; a layer that changes it writes it here
+  // Of this layer, kept from batch to batch by the trainer.
+  Record* carry = nullptr;
+  // Of this layer, for decoding: forward appends the tokens. Biases by key and by pair
+  // then cover all keys so far.
+  Record* state = nullptr;
+  // Of this layer: choices (hash buckets, samples) that a recomputation must repeat.
+  Record* choices = nullptr;
   Draw draw = {};
   double dropout = 0;  // of attention weights, in training
   bool training = false;
   bool replay = false;  // activations are computed again: buffers must not change
   std::map<std::string, torch::Tensor> losses = {};  // scalars the trainer adds
 
-  bool crosses() const { return context.x.defined() || context.tokens.defined(); }
+  bool crosses() const {
+    return context.x.defined() || context.tokens.defined() ||
+           context.positions.defined();
+  }
+
+  // What is known about M keys for N queries: those of the context; else the layer's
+  // own tokens, of which the queries are the last N, and the keys before them are real.
+  // x is undefined.
+  Stream keys(int64_t queries, int64_t keys) const;
 
   void add_loss(const std::string& name, const torch::Tensor& loss);
+};
+
+// Lets a wrapped mechanism keep its records apart from its wrapper's while it lives.
+class Inside {
+ public:
+  Inside(Pass& pass, std::string_view part);
+  ~Inside();
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+
+ private:
+  Pass& pass_;
+  Record *carry_, *state_, *choices_;
 };
 
 }  // namespace longspan

@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include "longspan/base/error.h"
+
 namespace longspan {
 namespace {
 
@@ -12,23 +14,20 @@ Tensor for_heads(const Tensor& tensor) {
   return tensor.dim() == 2 ? tensor.unsqueeze(1) : tensor;
 }
 
-// What is known about the tokens of `state` and now of `count` more of them. Either
-// side may be undefined, and is then what `usual(first, count)` says; all undefined
-// stays so.
-template <class Usual>
+// What is known about the tokens of `state` and now of `count` more of them, [B, n].
+// Where one side is undefined it is `usual`; both undefined stays so.
 Tensor remembered(Record& state, const char* name, const Tensor& now, int64_t examples,
-                  int64_t count, Usual usual) {
+                  int64_t count, int64_t usual) {
   const Tensor past = state.get(name);
   if (!past.defined() && !now.defined()) return {};
-  const auto rows = [&](const Tensor& tensor) {
-    return tensor.dim() == 1 ? tensor.unsqueeze(0).expand({examples, -1}) : tensor;
+  const Tensor& like = past.defined() ? past : now;
+  const auto filled = [&](int64_t n) {
+    return torch::full({examples, n}, usual, like.options());
   };
-  const Tensor before =
-      past.defined() ? past : rows(usual(int64_t{0}, state.tokens).to(now.device()));
+  const Tensor before = past.defined() ? past : filled(state.tokens);
   const Tensor after =
-      rows(now.defined() ? now.to(before.scalar_type())
-                         : usual(state.tokens, count).to(past.device()));
-  const Tensor all = torch::cat({before.to(after.scalar_type()), after}, 1);
+      now.defined() ? now.expand({examples, -1}).to(like.options()) : filled(count);
+  const Tensor all = torch::cat({before, after}, 1);
   state.set(name, all);
   return all;
 }
@@ -42,12 +41,13 @@ Prepared prepare(const Tensor& q, const Tensor& k, const Tensor& v, Pass& pass) 
   queries.q = q;
   source.k = k;
   source.v = v;
-  const bool is_self = !pass.crosses() && k.size(2) == count;
-  Tensor tokens = is_self ? pass.mask.tokens : pass.context.tokens;
+  auto [unused, tokens, key_positions] = pass.keys(count, k.size(2));
   Tensor segment = pass.mask.segment;
-  Tensor key_positions = is_self ? pass.positions : pass.context.positions;
 
   if (Record* const state = pass.state) {
+    require(state->tokens == 0 ||
+                state->get("positions").defined() == pass.positions.defined(),
+            "positions must be given for all tokens of a decoding state or for none");
     const auto grown = [&](const char* name, const Tensor& now) {
       const Tensor past = state->get(name);
       const Tensor all = past.defined() ? torch::cat({past, now}, 2) : now;
@@ -56,15 +56,9 @@ Prepared prepare(const Tensor& q, const Tensor& k, const Tensor& v, Pass& pass) 
     };
     source.k = grown("k", k);
     source.v = grown("v", v);
-    tokens =
-        remembered(*state, "tokens", tokens, examples, count,
-                   [](int64_t, int64_t n) { return torch::ones(n, torch::kBool); });
-    segment =
-        remembered(*state, "segment", segment, examples, count,
-                   [](int64_t, int64_t n) { return torch::zeros(n, torch::kLong); });
-    key_positions = remembered(
-        *state, "positions", key_positions, examples, count,
-        [](int64_t first, int64_t n) { return torch::arange(first, first + n); });
+    tokens = remembered(*state, "tokens", tokens, examples, count, /*usual=*/1);
+    segment = remembered(*state, "segment", segment, examples, count, /*usual=*/0);
+    key_positions = remembered(*state, "positions", key_positions, examples, count, 0);
     state->tokens += count;
   }
 
@@ -86,8 +80,8 @@ Prepared prepare(const Tensor& q, const Tensor& k, const Tensor& v, Pass& pass) 
       order = past_keys(shift);
   }
   if (tokens.defined()) {
-    using Limit = std::numeric_limits<int32_t>;
-    const auto whole = q.options().dtype(torch::kInt);
+    using Limit = std::numeric_limits<int64_t>;
+    const auto whole = q.options().dtype(torch::kLong);
     source.to =
         torch::where(tokens.to(q.device()), torch::full({}, Limit::max(), whole),
                      torch::full({}, Limit::min(), whole))

@@ -65,7 +65,7 @@ std::shared_ptr<Seam> make(const Mechanism& mechanism, const Sizes& sizes,
   const auto own = shared ? shared : std::make_shared<Shared>();
   auto part = (*maker)(Settings::complete(mechanism.name, mechanism.settings, settings,
                                           complete.layer, complete.layers),
-                       complete, *own);
+                       complete, own);
   part->belongs_to(mechanism);
   if (!shared && !own->empty()) part->register_module("shared", own);
   return part;

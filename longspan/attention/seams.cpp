@@ -16,6 +16,22 @@ Tensor without_padding(const Tensor& out, const Tensor& tokens) {
   return out.masked_fill(padding, 0);
 }
 
+bool is_integer(const Tensor& tensor) {
+  return tensor.scalar_type() == torch::kInt || tensor.scalar_type() == torch::kLong;
+}
+
+void check_positions(const Tensor& positions, const std::string& who, int64_t examples,
+                     int64_t tokens) {
+  if (!positions.defined()) return;
+  require(is_integer(positions), who, " must be int32 or int64, got ",
+          positions.scalar_type());
+  const bool fits = (positions.dim() == 1 && positions.size(0) == tokens) ||
+                    (positions.dim() == 2 && positions.size(0) == examples &&
+                     positions.size(1) == tokens);
+  require(fits, who, " must be [n] or [B, n] with n = ", tokens, " and B = ", examples,
+          ", got ", shape(positions));
+}
+
 }  // namespace
 
 Sizes Sizes::completed() const {
@@ -26,12 +42,14 @@ Sizes Sizes::completed() const {
   if (sizes.key_heads == 0) sizes.key_heads = heads;
   if (sizes.value_width == 0) sizes.value_width = head_width;
   if (sizes.embedding == 0) sizes.embedding = heads * head_width;
+  if (sizes.inner == 0) sizes.inner = 4 * sizes.embedding;
   require(sizes.key_heads >= 1 && heads % sizes.key_heads == 0,
           "sizes: key_heads must be a divisor of the ", heads, " heads, got ",
           key_heads);
-  require(sizes.embedding >= 1 && sizes.value_width >= 1 && longest >= 0,
-          "sizes: embedding and value_width must be 1 or more and longest 0 or more, ",
-          "got ", embedding, ", ", value_width, " and ", longest);
+  require(sizes.embedding >= 1 && sizes.value_width >= 1 && sizes.inner >= 1 &&
+              longest >= 0,
+          "sizes: embedding, value_width and inner must be 1 or more and longest 0 or ",
+          "more, got ", embedding, ", ", value_width, ", ", inner, " and ", longest);
   require(layers >= 1 && layer >= 0 && layer < layers,
           "sizes: layer must be 0 or more and less than layers, got ", layer, " of ",
           layers);
@@ -43,6 +61,44 @@ Tensor Shared::parameter(const std::string& name, const std::function<Tensor()>&
   return register_parameter(name, make());
 }
 
+Tensor Shared::buffer(const std::string& name, const std::function<Tensor()>& make) {
+  for (const auto& known : named_buffers(/*recurse=*/false))
+    if (known.key() == name) return known.value();
+  return register_buffer(name, make());
+}
+
+void convert(torch::nn::Module& module, torch::Device device, torch::Dtype type) {
+  const auto move = [&](Tensor& tensor) {
+    tensor.set_data(tensor.is_floating_point() ? tensor.detach().to(device, type)
+                                               : tensor.detach().to(device));
+  };
+  for (auto& parameter : module.parameters()) move(parameter);
+  for (auto& buffer : module.buffers()) move(buffer);
+}
+
+template <class Work>
+auto Part::guarded(Pass& pass, Work work) const {
+  Record* const records[] = {pass.carry, pass.state, pass.choices};
+  Record before[3];
+  for (int i = 0; i < 3; ++i)
+    if (records[i]) before[i] = *records[i];
+  const auto restore = [&] {
+    for (int i = 0; i < 3; ++i)
+      if (records[i]) *records[i] = before[i];
+  };
+  try {
+    return work();
+  } catch (const Error& error) {
+    restore();
+    const std::string_view message = error.what();
+    if (message.starts_with(mechanism().name)) throw;
+    fail(mechanism().name, ": ", message);
+  } catch (...) {
+    restore();
+    throw;
+  }
+}
+
 void Part::check_pass(const Pass& pass, int64_t examples, int64_t tokens) const {
   TORCH_INTERNAL_ASSERT(mechanism_, "a part that make() did not make");
   const auto& [name, can] = std::tie(mechanism_->name, mechanism_->can);
@@ -50,54 +106,58 @@ void Part::check_pass(const Pass& pass, int64_t examples, int64_t tokens) const 
     require(!asked || able, name, ": ", what);
   };
   const Mask& mask = pass.mask;
-  refuse(mask.causal, can.causal != Causal::never,
-         "has no causal form, got mask.causal = true");
-  refuse(!mask.causal, can.causal != Causal::always,
-         "has only a causal form, got mask.causal = false");
   refuse(mask.tokens.defined(), can.padding,
          "takes no padding, got mask.tokens; give sequences of one length");
-  refuse(mask.global.defined(), can.global, "has no global tokens, got mask.global");
-  refuse(mask.segment.defined(), can.segments, "takes no segments, got mask.segment");
-  refuse(pass.crosses(), can.cross,
-         "is self-attention only, got a context; use a mechanism that claims cross");
-  refuse(pass.positions.defined() || pass.context.positions.defined(), can.positions,
-         "takes no positions, got pass.positions");
-  refuse(pass.bias.defined(), can.bias, "takes no bias of scores, got pass.bias");
-  refuse(pass.side.x.defined(), can.side, "has no second stream, got pass.side");
-  refuse(pass.carry != nullptr, can.carry,
-         "keeps nothing from batch to batch, got pass.carry");
-  refuse(pass.state != nullptr && !pass.crosses(), can.decoding,
-         "has no decoding state, got pass.state; run the whole sequence");
-  refuse(pass.training && pass.dropout > 0, can.dropout,
-         "has no attention weights to drop, got pass.dropout");
+  if (!std::holds_alternative<Mechanism::Make<FeedForward>>(mechanism_->make)) {
+    refuse(mask.causal, can.causal != Causal::never,
+           "has no causal form, got mask.causal = true");
+    refuse(!mask.causal, can.causal != Causal::always,
+           "has only a causal form, got mask.causal = false");
+    refuse(mask.global.defined(), can.global, "has no global tokens, got mask.global");
+    refuse(mask.segment.defined(), can.segments, "takes no segments, got mask.segment");
+    refuse(pass.crosses(), can.cross,
+           "is self-attention only, got a context; use a mechanism that claims cross");
+    refuse(pass.positions.defined(), can.positions,
+           "takes no positions, got pass.positions");
+    refuse(pass.bias.defined(), can.bias, "takes no bias of scores, got pass.bias");
+    refuse(pass.side.x.defined(), can.side, "has no second stream, got pass.side");
+    refuse(pass.carry != nullptr, can.carry != Carry::none,
+           "keeps nothing from batch to batch, got pass.carry");
+    refuse(pass.state != nullptr && !pass.crosses(), can.decoding,
+           "has no decoding state, got pass.state; run the whole sequence");
+    refuse(pass.training && pass.dropout > 0, can.dropout,
+           "has no attention weights to drop, got pass.dropout");
+  }
 
   require(pass.state == nullptr || mask.causal || pass.crosses(), name,
           ": decoding is causal, got pass.state with mask.causal = false");
+  require(pass.state == nullptr || !mask.causal || !pass.crosses() ||
+              pass.positions.defined(),
+          name, ": causal steps over a context need pass.positions to say which keys ",
+          "are past");
   require(!pass.crosses() || !mask.segment.defined(), name,
           ": segments are of one sequence, got mask.segment with a context");
   require(pass.dropout >= 0 && pass.dropout < 1, name,
           ": pass.dropout must be in [0, 1), got ", pass.dropout);
   const auto of_tokens = [&](const Tensor& tensor, const char* what, bool boolean) {
-    require(!tensor.defined() || (tensor.dim() == 2 && tensor.size(0) == examples &&
-                                  tensor.size(1) == tokens),
+    if (!tensor.defined()) return;
+    require(tensor.dim() == 2 && tensor.size(0) == examples && tensor.size(1) == tokens,
             name, ": ", what, " must be [B, N] = [", examples, ", ", tokens, "], got ",
             shape(tensor));
-    require(!tensor.defined() || !boolean || tensor.scalar_type() == torch::kBool, name,
-            ": ", what, " must be boolean, true where a token counts, got ",
-            tensor.defined() ? tensor.scalar_type() : torch::kBool);
+    if (boolean)
+      require(tensor.scalar_type() == torch::kBool, name, ": ", what,
+              " must be boolean, true where a token counts, got ",
+              tensor.scalar_type());
+    else
+      require(is_integer(tensor), name, ": ", what, " must be int32 or int64, got ",
+              tensor.scalar_type());
   };
   of_tokens(mask.tokens, "mask.tokens", true);
   of_tokens(mask.global, "mask.global", true);
   of_tokens(mask.segment, "mask.segment", false);
-  const Tensor& positions = pass.positions;
-  require(!positions.defined() ||
-              (positions.size(-1) == tokens &&
-               (positions.dim() == 1 ||
-                (positions.dim() == 2 && positions.size(0) == examples))),
-          name, ": pass.positions must be [N] or [B, N] with N = ", tokens,
-          " and B = ", examples, ", got ", shape(positions));
+  check_positions(pass.positions, std::string(name) + ": pass.positions", examples,
+                  tokens);
 }
-
 void Part::check_reference(const Pass& pass) const {
   require(pass.state == nullptr && !(pass.training && pass.dropout > 0),
           mechanism().name,
@@ -142,6 +202,8 @@ void check_heads(const Mechanism& row, const Tensor& q, const Tensor& k,
                context.size(0) == k.size(0) && context.size(1) == k.size(2)),
           name, ": context.tokens must be boolean [B, M] = [", k.size(0), ", ",
           k.size(2), "], got ", shape(context));
+  check_positions(pass.context.positions, std::string(name) + ": context.positions",
+                  k.size(0), k.size(2));
 }
 
 }  // namespace
@@ -151,7 +213,8 @@ Tensor Attention::forward(const Tensor& q, const Tensor& k, const Tensor& v,
   check_heads(mechanism(), q, k, v, pass);
   const Tensor& sized = q.defined() ? q : v;
   check_pass(pass, sized.size(0), sized.size(2));
-  return without_padding(run(q, k, v, pass), pass.mask.tokens);
+  return without_padding(guarded(pass, [&] { return run(q, k, v, pass); }),
+                         pass.mask.tokens);
 }
 
 Tensor Attention::reference(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -160,29 +223,31 @@ Tensor Attention::reference(const Tensor& q, const Tensor& k, const Tensor& v,
   const Tensor& sized = q.defined() ? q : v;
   check_pass(pass, sized.size(0), sized.size(2));
   check_reference(pass);
-  return without_padding(define(q, k, v, pass), pass.mask.tokens);
+  return without_padding(guarded(pass, [&] { return define(q, k, v, pass); }),
+                         pass.mask.tokens);
 }
 
 Tensor TokenPart::forward(const Tensor& x, Pass& pass) {
   check_tokens(x, pass);
-  return without_padding(run(x, pass), pass.mask.tokens);
+  return without_padding(guarded(pass, [&] { return run(x, pass); }), pass.mask.tokens);
 }
 
 Tensor TokenPart::reference(const Tensor& x, Pass& pass) {
   check_tokens(x, pass);
   check_reference(pass);
-  return without_padding(define(x, pass), pass.mask.tokens);
+  return without_padding(guarded(pass, [&] { return define(x, pass); }),
+                         pass.mask.tokens);
 }
 
 Stream Stack::forward(const Tensor& x, Pass& pass) {
   check_tokens(x, pass);
-  return run(x, pass);
+  return guarded(pass, [&] { return run(x, pass); });
 }
 
 Stream Stack::reference(const Tensor& x, Pass& pass) {
   check_tokens(x, pass);
   check_reference(pass);
-  return define(x, pass);
+  return guarded(pass, [&] { return define(x, pass); });
 }
 
 void Part::check_tokens(const Tensor& x, const Pass& pass) const {

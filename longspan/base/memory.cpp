@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -117,11 +118,14 @@ class Memory {
     header->asked = bytes;
     asked_.add(bytes);
     rounded_.add(header->capacity);
-    return block_of(header);
+    auto* const block = static_cast<std::byte*>(block_of(header));
+    ASAN_POISON_MEMORY_REGION(block + bytes, header->capacity - bytes);
+    return block;
   }
 
   void give(void* block) {
     Header* header = header_of(block);
+    ASAN_UNPOISON_MEMORY_REGION(block, header->capacity);
     asked_.subtract(header->asked);
     rounded_.subtract(header->capacity);
     if (header->capacity < kSmall)

@@ -25,20 +25,26 @@ constexpr Key mix(Key key, uint64_t number) {
   return {x ^ (x >> 31)};
 }
 
+// The numbers of Philox4x32.
+inline constexpr int kPhiloxRounds = 7;
+inline constexpr uint32_t kPhiloxFactors[] = {0xd2511f53, 0xcd9e8d57};
+inline constexpr uint32_t kPhiloxSteps[] = {0x9e3779b9, 0xbb67ae85};  // of the key
+
 // Four random 32-bit words for the place `counter`: Philox4x32 with 7 rounds, the
 // fewest that pass BigCrush (Salmon et al. 2011, "Parallel random numbers: as easy as
 // 1, 2, 3").
 constexpr std::array<uint32_t, 4> philox(Key key, std::array<uint32_t, 4> counter) {
   auto k0 = static_cast<uint32_t>(key.bits), k1 = static_cast<uint32_t>(key.bits >> 32);
   auto [c0, c1, c2, c3] = counter;
-  for (int round = 0; round < 7; ++round) {
-    const uint64_t a = uint64_t{0xd2511f53} * c0, b = uint64_t{0xcd9e8d57} * c2;
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const uint64_t a = uint64_t{kPhiloxFactors[0]} * c0;
+    const uint64_t b = uint64_t{kPhiloxFactors[1]} * c2;
     c0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0;
     c2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1;
     c1 = static_cast<uint32_t>(b);
     c3 = static_cast<uint32_t>(a);
-    k0 += 0x9e3779b9;
-    k1 += 0xbb67ae85;
+    k0 += kPhiloxSteps[0];
+    k1 += kPhiloxSteps[1];
   }
   return {c0, c1, c2, c3};
 }

@@ -4,6 +4,7 @@
 
 #include <torch/cuda.h>
 
+#include "longspan/base/build.h"
 #include "longspan/base/error.h"
 #include "longspan/cli/commands.h"
 #include "longspan/contract/contract.h"
@@ -13,8 +14,8 @@ namespace {
 
 torch::Device usable_device(const std::string& name) {
   require(name == "cpu" || name == "cuda", "--device must be cpu or cuda, got ", name);
-  require(name == "cpu" || torch::cuda::is_available(),
-          "--device cuda: no CUDA device is found; see longspan info");
+  require(name == "cpu" || (kHasCuda && torch::cuda::is_available()),
+          "--device cuda: this build or machine has no CUDA; see longspan info");
   return name == "cpu" ? torch::Device(torch::kCPU) : torch::Device(torch::kCUDA, 0);
 }
 

@@ -38,10 +38,13 @@ int run(int count, char** words) {
   int threads = 0;
   program
       .add_option("--threads", threads,
-                  "how many CPU threads to use (as many as cores)")
+                  "how many CPU threads to use; else OMP_NUM_THREADS, else all cores")
       ->check(CLI::PositiveNumber);
   program.parse_complete_callback([&] {
-    if (threads > 0) set_threads(threads);
+    if (threads > 0)
+      set_threads(threads);
+    else if (std::getenv("OMP_NUM_THREADS") == nullptr)
+      set_threads(usable_cores());
   });
   add_list(program);
   add_describe(program);

@@ -27,11 +27,17 @@ std::string_view name(Projections projections) {
 
 std::vector<std::pair<std::string, bool>> abilities(const Mechanism& mechanism) {
   const Abilities& can = mechanism.can;
-  return {
-      {"padding", can.padding},     {"cross", can.cross},    {"decoding", can.decoding},
-      {"positions", can.positions}, {"bias", can.bias},      {"segments", can.segments},
-      {"global", can.global},       {"side", can.side},      {"carry", can.carry},
-      {"dropout", can.dropout},     {"grouped", can.grouped}};
+  return {{"padding", can.padding},
+          {"cross", can.cross},
+          {"decoding", can.decoding},
+          {"positions", can.positions},
+          {"bias", can.bias},
+          {"segments", can.segments},
+          {"global", can.global},
+          {"side", can.side},
+          {"carry", can.carry != Carry::none},
+          {"dropout", can.dropout},
+          {"grouped", can.grouped}};
 }
 
 std::string kept(const Keeps& keeps) {
@@ -61,6 +67,7 @@ ordered_json json(const Mechanism& mechanism) {
                   {"norm", mechanism.keeps.norm},
                   {"feed_forward", mechanism.keeps.feed_forward}};
   row["full"] = mechanism.full;
+  row["zero_weights"] = mechanism.zero_weights;
   row["by_content"] = mechanism.by_content;
   row["training"] = mechanism.training;
   row["settings"] = ordered_json::array();

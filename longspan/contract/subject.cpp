@@ -25,8 +25,8 @@ Tensor normal(at::IntArrayRef shape, int64_t seed,
 Subject::Subject(const Mechanism& mechanism, const Options& options)
     : mechanism_(mechanism), options_(options) {
   sizes_ = Sizes{.embedding = 3 * options.head_width,
-                 .heads = 2,
-                 .key_heads = mechanism.can.grouped ? 1 : 2,
+                 .heads = 4,
+                 .key_heads = mechanism.can.grouped && options.grouped ? 2 : 4,
                  .head_width = options.head_width,
                  .value_width = options.head_width + 3,
                  .longest = 2048}
@@ -38,12 +38,12 @@ Subject::Subject(const Mechanism& mechanism, const Options& options)
     part_ = longspan::make<Seam>(mechanism, sizes_, test_settings(mechanism));
   };
   std::visit(build, mechanism.make);
-  module().to(torch::kDouble);
+  convert(module(), torch::kCPU, torch::kDouble);
   torch::NoGradGuard changing;
   int64_t seed = 1000 * options.seed;
   for (auto& parameter : module().parameters())
     parameter.add_(0.3 * normal(parameter.sizes(), ++seed, parameter.options()));
-  module().to(options.device, options.dtype);
+  convert(module(), options.device, options.dtype);
 }
 
 torch::nn::Module& Subject::module() const {
@@ -60,67 +60,121 @@ Tensors Subject::inputs(int64_t examples, int64_t tokens, int64_t seed,
   const auto made = [&](at::IntArrayRef shape) {
     return normal(shape, seed++, tensor_options());
   };
-  if (!std::holds_alternative<std::shared_ptr<Attention>>(part_))
-    return {made({examples, tokens, sizes_.embedding})};
+  if (!is_attention()) return {made({examples, tokens, sizes_.embedding})};
   const int64_t count = keys < 0 ? tokens : keys;
-  return {made({examples, sizes_.heads, tokens, sizes_.head_width}),
-          made({examples, sizes_.key_heads, count, sizes_.head_width}),
-          made({examples, sizes_.key_heads, count, sizes_.value_width})};
+  const auto q = made({examples, sizes_.heads, tokens, sizes_.head_width});
+  const auto k = made({examples, sizes_.key_heads, count, sizes_.head_width});
+  const auto v = made({examples, sizes_.key_heads, count, sizes_.value_width});
+  switch (mechanism_.projections) {
+    case Projections::qk_v: return {q, v};
+    case Projections::v: return {v};
+    default: return {q, k, v};
+  }
 }
 
-Tensor Subject::run(const Tensors& inputs, Pass& pass) const {
-  const auto forward = [&]<class Seam>(const std::shared_ptr<Seam>& part) -> Tensor {
-    if constexpr (std::is_same_v<Seam, Attention>)
-      return part->forward(inputs[0], inputs[1], inputs[2], pass);
-    else if constexpr (std::is_same_v<Seam, Stack>)
-      return part->forward(inputs[0], pass).x;
-    else
-      return part->forward(inputs[0], pass);
+void Subject::add_context(Pass& pass, int64_t examples, int64_t keys) const {
+  if (!is_attention())
+    pass.context.x = normal({examples, keys, sizes_.embedding}, 55, tensor_options());
+}
+
+Tensor Subject::ranks(int64_t tokens) const {
+  if (!mechanism_.tokens_in_order) return torch::arange(tokens);
+  const auto order =
+      torch::tensor(mechanism_.tokens_in_order(settings_, tokens), torch::kLong);
+  return torch::zeros(tokens, torch::kLong).scatter(0, order, torch::arange(tokens));
+}
+
+Subject::Output Subject::compute_once(const Tensors& inputs, Pass& pass,
+                                      Form form) const {
+  const auto of_tokens = [](const Tensor& x) -> Output {
+    return {.x = x, .tokens = torch::arange(x.size(-2))};
   };
-  return std::visit(forward, part_);
-}
-
-Tensor Subject::reference(const Tensors& inputs, Pass& pass) const {
-  const auto forward = [&]<class Seam>(const std::shared_ptr<Seam>& part) -> Tensor {
-    if constexpr (std::is_same_v<Seam, Attention>)
-      return part->reference(inputs[0], inputs[1], inputs[2], pass);
-    else if constexpr (std::is_same_v<Seam, Stack>)
-      return part->reference(inputs[0], pass).x;
-    else
-      return part->reference(inputs[0], pass);
+  const auto visit = [&]<class Seam>(const std::shared_ptr<Seam>& part) -> Output {
+    const bool fast = form == Form::fast;
+    if constexpr (std::is_same_v<Seam, Attention>) {
+      const bool alone = mechanism_.projections == Projections::v;
+      const Tensor q = alone ? Tensor() : inputs.front();
+      const Tensor k = inputs.size() == 3 ? inputs[1] : q;
+      return of_tokens(fast ? part->forward(q, k, inputs.back(), pass)
+                            : part->reference(q, k, inputs.back(), pass));
+    } else {
+      auto result =
+          fast ? part->forward(inputs[0], pass) : part->reference(inputs[0], pass);
+      if constexpr (!std::is_same_v<Seam, Stack>) {
+        return of_tokens(result);
+      } else {
+        if (!result.positions.defined()) return of_tokens(result.x);
+        const Tensor places = result.positions.to(torch::kCPU, torch::kLong);
+        return {.x = result.x, .tokens = places.dim() == 1 ? places : places[0]};
+      }
+    }
   };
-  return std::visit(forward, part_);
+  Output output = std::visit(visit, part_);
+  output.side = pass.side.x;
+  return output;
 }
 
-template <class Compute>
-Tensors Subject::with_gradients(const Tensors& inputs, Pass& pass,
-                                Compute compute) const {
+Subject::Output Subject::compute(const Tensors& inputs, Pass& pass, Form form) const {
+  const int64_t examples = inputs[0].size(0);
+  if (mechanism_.can.side && !pass.side.x.defined())
+    pass.side.x = normal({1, 4, sizes_.embedding}, 66, tensor_options())
+                      .expand({examples, -1, -1});
+  if (mechanism_.can.carry == Carry::none || pass.carry)
+    return compute_once(inputs, pass, form);
+
+  // Something was carried from a batch before.
+  Record carry;
+  pass.carry = &carry;
+  {
+    const torch::NoGradGuard past;
+    Pass earlier = pass;
+    Tensors others;
+    for (const auto& input : inputs)
+      others.push_back(normal(input.sizes(), 88, tensor_options()));
+    compute_once(others, earlier, Form::fast);
+  }
+  Output output = compute_once(inputs, pass, form);
+  pass.carry = nullptr;
+  return output;
+}
+
+Subject::Output Subject::run(const Tensors& inputs, Pass& pass) const {
+  return compute(inputs, pass, Form::fast);
+}
+
+Subject::Output Subject::reference(const Tensors& inputs, Pass& pass) const {
+  return compute(inputs, pass, Form::defined);
+}
+
+Tensors Subject::with_gradients(const Tensors& inputs, Pass& pass, Form form) const {
   Tensors leaves;
   for (const auto& input : inputs)
     leaves.push_back(input.detach().clone().requires_grad_());
-  const Tensor out = compute(leaves, pass);
-  Tensors sources = leaves;
+  const Output output = compute(leaves, pass, form);
+  Tensors outs = {output.x};
+  if (output.side.defined() && output.side.requires_grad()) outs.push_back(output.side);
+  Tensors sources = leaves, weights;
   for (const auto& parameter : module().parameters())
     if (parameter.requires_grad()) sources.push_back(parameter);
-  const Tensor weights = normal(out.sizes(), 77, tensor_options());
-  Tensors results = torch::autograd::grad({out}, sources, {weights},
+  for (const auto& out : outs)
+    weights.push_back(normal(out.sizes(), 77, tensor_options()));
+  Tensors results = torch::autograd::grad(outs, sources, weights,
                                           /*retain_graph=*/false,
                                           /*create_graph=*/false,
                                           /*allow_unused=*/true);
   for (size_t i = 0; i < results.size(); ++i)
     if (!results[i].defined()) results[i] = torch::zeros_like(sources[i]);
-  results.insert(results.begin(), out.detach());
+  for (auto& out : outs) out = out.detach();
+  results.insert(results.begin(), outs.begin(), outs.end());
   return results;
 }
 
 Tensors Subject::run_and_gradients(const Tensors& inputs, Pass pass) const {
-  return with_gradients(inputs, pass,
-                        [&](const Tensors& x, Pass& p) { return run(x, p); });
+  return with_gradients(inputs, pass, Form::fast);
 }
 
 Tensors Subject::reference_and_gradients(const Tensors& inputs, Pass pass) const {
-  return with_gradients(inputs, pass,
-                        [&](const Tensors& x, Pass& p) { return reference(x, p); });
+  return with_gradients(inputs, pass, Form::defined);
 }
 
 }  // namespace longspan

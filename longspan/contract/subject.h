@@ -21,25 +21,40 @@ class Subject {
     torch::Device device = torch::kCPU;
     torch::Dtype dtype = torch::kDouble;
     int64_t head_width = 8;
-    int64_t seed = 1;  // of the parameters
+    bool grouped = true;  // fewer heads of keys, where the row can
+    int64_t seed = 1;     // of the parameters
+  };
+
+  struct Output {
+    torch::Tensor x = {};
+    // [n]: the token each row of x stands for; a Stack may have fewer rows than tokens.
+    torch::Tensor tokens = {};
+    torch::Tensor side = {};  // as the mechanism left it, if it has a second stream
   };
 
   // With the test settings of the row and parameters away from their initial values, so
   // that nothing is hidden behind a zero.
   Subject(const Mechanism& mechanism, const Options& options);
 
-  // {q, k, v}, or {x}: the axis of tokens is the last but one. `keys` < 0: as many as
-  // queries.
+  // What the seam takes: {q, k, v}, {q, v} where keys are queries, {v}, or {x}. The
+  // axis of tokens is the last but one. `keys` < 0: as many as queries.
   Tensors inputs(int64_t examples, int64_t tokens, int64_t seed = 2,
                  int64_t keys = -1) const;
 
-  torch::Tensor run(const Tensors& inputs, Pass& pass) const;
-  torch::Tensor reference(const Tensors& inputs, Pass& pass) const;
+  // Gives a context of `keys` tokens; an Attention has its keys from inputs().
+  void add_context(Pass& pass, int64_t examples, int64_t keys) const;
 
-  // The output, then the gradients of inputs and parameters under fixed random weights
+  // A mechanism with a second stream or a carry is given one, unless `pass` has it.
+  Output run(const Tensors& inputs, Pass& pass) const;
+  Output reference(const Tensors& inputs, Pass& pass) const;
+
+  // The outputs, then the gradients of inputs and parameters under fixed random weights
   // of the output.
   Tensors run_and_gradients(const Tensors& inputs, Pass pass) const;
   Tensors reference_and_gradients(const Tensors& inputs, Pass pass) const;
+
+  // [tokens]: how early each token comes in the order of causality.
+  torch::Tensor ranks(int64_t tokens) const;
 
   const Mechanism& mechanism() const { return mechanism_; }
   const Sizes& sizes() const { return sizes_; }
@@ -48,8 +63,14 @@ class Subject {
   torch::TensorOptions tensor_options() const;
 
  private:
-  template <class Compute>
-  Tensors with_gradients(const Tensors& inputs, Pass& pass, Compute compute) const;
+  enum class Form { fast, defined };
+
+  bool is_attention() const {
+    return std::holds_alternative<std::shared_ptr<Attention>>(part_);
+  }
+  Output compute(const Tensors& inputs, Pass& pass, Form form) const;
+  Output compute_once(const Tensors& inputs, Pass& pass, Form form) const;
+  Tensors with_gradients(const Tensors& inputs, Pass& pass, Form form) const;
 
   const Mechanism& mechanism_;
   Options options_;

@@ -1,19 +1,21 @@
 #include "longspan/kernels/block_attention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+
+#include <ATen/ExpandUtils.h>
 
 #include "longspan/base/error.h"
 #include "longspan/base/shapes.h"
 #include "longspan/kernels/matmul.h"
 #include "longspan/kernels/random_numbers.h"
+#include "longspan/kernels/total.h"
 
 namespace longspan {
 namespace {
 
 using torch::Tensor;
-using torch::indexing::None;
-using torch::indexing::Slice;
 
 constexpr double kHidden = -std::numeric_limits<double>::infinity();
 
@@ -110,6 +112,7 @@ Extent check(const Queries& queries, const std::vector<Source>& sources,
   const Tensor& q = queries.q;
   require(q.defined() && q.dim() == 4 && q.is_floating_point(),
           "block attention: q must be [B, H, N, d] of a floating type, got ", shape(q));
+  require(q.size(3) > 0, "block attention: q must be 1 or more wide, got ", shape(q));
   require(!sources.empty(), "block attention: there must be at least one source");
   const double p = options.dropout.probability;
   require(p >= 0 && p < 1,
@@ -248,12 +251,13 @@ Bias gathered(const Bias& bias, const Tensor& query_rows, const Tensor& key_rows
   const auto pairs = [&](const Tensor& tensor) {
     if (!tensor.defined()) return tensor;
     const auto full =
-        tensor.expand({sizes.examples, sizes.heads, tensor.size(2), tensor.size(3)});
+        spread(tensor, {sizes.examples, sizes.heads, tensor.size(2), tensor.size(3)});
     return take_rows(take_rows(full, query_rows).transpose(2, 3), key_rows)
         .transpose(2, 3);
   };
   if (bias.column.defined()) {
-    const auto full = bias.column.expand({sizes.examples, sizes.heads, -1});
+    const auto full =
+        spread(bias.column, {sizes.examples, sizes.heads, bias.column.size(2)});
     taken.column = take_rows(full.unsqueeze(3), key_rows).squeeze(3);
   }
   taken.labels = pairs(bias.labels);
@@ -288,10 +292,16 @@ Tensor bias_scores(const Bias& bias, const Tensor& q, double scale,
   const auto query_places = rowwise(query_positions, q);
   const auto key_places = rowwise(key_positions, q);
   Tensor scores = torch::zeros({1, 1, 1, 1}, q.options());
-  if (bias.column.defined()) scores = scores + bias.column.to(type).unsqueeze(2);
+  const auto add = [&](const Tensor& more) {
+    const auto sizes = at::infer_size(scores.sizes(), more.sizes());
+    scores = spread(scores, sizes) + spread(more, sizes);
+  };
+  if (bias.column.defined()) add(bias.column.to(type).unsqueeze(2));
   if (bias.slopes.defined()) {
     const auto distance = (query_places.unsqueeze(3) - key_places.unsqueeze(2)).abs();
-    scores = scores - bias.slopes.to(type).view({1, -1, 1, 1}) * distance.to(type);
+    const auto slopes = bias.slopes.to(type).view({1, -1, 1, 1});
+    add(spread(slopes, at::infer_size(slopes.sizes(), distance.sizes())) *
+        -distance.to(type));
   }
   if (bias.table.defined() || bias.vectors.defined()) {
     const auto entry = entries(bias, query_places, key_places);
@@ -299,21 +309,22 @@ Tensor bias_scores(const Bias& bias, const Tensor& q, double scale,
       const auto table = bias.table.to(type).flatten(1);  // [H|1, R]
       const int64_t examples = entry.size(0),
                     most_heads = std::max(table.size(0), entry.size(1));
-      scores = scores + pick(table.view({1, table.size(0), 1, -1})
-                                 .expand({examples, most_heads, queries, -1}),
-                             entry);
+      add(pick(spread(table.view({1, table.size(0), 1, -1}),
+                      {examples, most_heads, queries, table.size(1)}),
+               entry));
     }
     if (bias.vectors.defined()) {
       const auto vectors =
           bias.vectors.to(type).reshape({bias.vectors.size(0), -1, q.size(3)});
       const auto shifted =
-          bias.offset.defined() ? q + bias.offset.to(type).unsqueeze(1) : q;
-      scores = scores +
-               scale * pick(longspan::matmul(shifted, vectors.transpose(1, 2)), entry);
+          bias.offset.defined()
+              ? q + spread(bias.offset.to(type).unsqueeze(1), q.sizes())
+              : q;
+      add(scale * pick(longspan::matmul(shifted, vectors.transpose(1, 2)), entry));
     }
   }
-  if (bias.dense.defined()) scores = scores + bias.dense.to(type);
-  return scores.expand({-1, heads, queries, key_places.size(2)});
+  if (bias.dense.defined()) add(bias.dense.to(type));
+  return spread(scores, {scores.size(0), heads, queries, key_places.size(2)});
 }
 
 Attended block_attention_reference(const Queries& queries,
@@ -346,9 +357,8 @@ Attended block_attention_reference(const Queries& queries,
     const Source& source = sources[s];
     const int64_t keys = source.k.size(2);
     const auto repeated = [&](const Tensor& x) {
-      return x.to(type)
-          .repeat_interleave(heads / x.size(1), 1)
-          .expand({examples, -1, -1, -1});
+      return spread(x.to(type).repeat_interleave(heads / x.size(1), 1),
+                    {examples, heads, x.size(2), x.size(3)});
     };
     const Tensor key_rows = source.rows.defined() ? rowwise(source.rows, q) : Tensor();
     const Tensor key_numbers = rows_or_all(source.rows, keys);
@@ -385,8 +395,10 @@ Attended block_attention_reference(const Queries& queries,
           source.positions.defined()
               ? at_rows(rowwise(source.positions, q), key_rows)
               : at_rows(torch::arange(keys, whole).view({1, 1, -1}), key_rows);
-      scores = scores + bias_scores(gathered(source.bias, query_rows, key_rows, sizes),
-                                    q, scale, positions, key_positions);
+      scores = scores +
+               spread(bias_scores(gathered(source.bias, query_rows, key_rows, sizes), q,
+                                  scale, positions, key_positions),
+                      scores.sizes());
     }
     all_scores.push_back(scores.masked_fill(visible.logical_not(), kHidden));
     all_values.push_back(v);
@@ -404,11 +416,11 @@ Attended block_attention_reference(const Queries& queries,
                         : scores.detach().amax(3, /*keepdim=*/true);
   const auto shift = most.masked_fill(most == kHidden, 0);
   auto weights = (scores - shift).exp();
-  const auto sum = weights.sum(3, /*keepdim=*/true);
+  const auto sum = longspan::sum_to(weights, {examples, heads, weights.size(2), 1});
   const auto empty = sum == 0;
   const auto safe_sum = sum.masked_fill(empty, 1);
   auto lse = (safe_sum.log() + shift).masked_fill(empty, kHidden).squeeze(3);
-  weights = weights / safe_sum;
+  weights = weights / spread(safe_sum, weights.sizes());
   if (!all_factors.empty()) weights = weights * torch::cat(all_factors, 3);
   auto out = longspan::matmul(weights, torch::cat(all_values, 2));
 

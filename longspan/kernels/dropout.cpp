@@ -1,7 +1,6 @@
 #include "longspan/kernels/dropout.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
@@ -10,6 +9,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "longspan/base/error.h"
+#include "longspan/base/random.h"
 #include "longspan/kernels/random_numbers.h"
 
 namespace longspan {
@@ -18,12 +18,6 @@ namespace {
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-// Words below it drop.
-uint32_t threshold(double probability) {
-  return static_cast<uint32_t>(
-      std::min(std::round(std::ldexp(probability, 32)), 4294967295.0));
-}
 
 // Apart, and with nothing that could overlap, so that it becomes vectors: a branch on
 // random words is guessed wrongly.
@@ -43,7 +37,7 @@ void dropout_cpu(const Number* x, Number* y, int64_t count, double probability,
   constexpr int64_t kWorthAThread = 1 << 13;  // places of four elements
   using Inner = std::conditional_t<std::is_same_v<Number, double>, double, float>;
   const auto scale = static_cast<Inner>(1 / (1 - probability));
-  const uint32_t least = threshold(probability);
+  const uint32_t least = word_limit(probability);
   at::parallel_for(0, (count + 3) / 4, kWorthAThread, [&](int64_t begin, int64_t end) {
     constexpr int64_t kPlaces = 64;  // at once
     uint32_t words[4 * kPlaces];
@@ -59,7 +53,7 @@ void dropout_cpu(const Number* x, Number* y, int64_t count, double probability,
 Tensor run(const Tensor& x, double probability, Key key) {
   if (!x.is_cpu()) {
     const Tensor keep = random_words(key, x.sizes(), x.device()) >=
-                        static_cast<int64_t>(threshold(probability));
+                        static_cast<int64_t>(word_limit(probability));
     return (x * (1 / (1 - probability))).masked_fill(keep.logical_not(), 0);
   }
   const Tensor from = x.contiguous();

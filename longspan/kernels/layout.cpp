@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t kTile = Layout::kTile;
 constexpr int64_t kEnd = std::numeric_limits<int64_t>::max();
+constexpr int64_t kMost = std::numeric_limits<int32_t>::max();  // queries, and keys
 constexpr uint64_t kAllBits = ~uint64_t{0};
 
 int64_t tiles(int64_t count) { return (count + kTile - 1) / kTile; }
@@ -142,11 +143,12 @@ Pattern window_of_keys(int64_t before, int64_t after, int64_t dilation) {
           "window: before and after must be 0 or more and dilation 1 or more, got ",
           before, ", ", after, " and ", dilation);
   return [=](int64_t query, std::vector<Span>& keys) {
+    const int64_t last = std::min(after, (kMost - query) / dilation);
     if (dilation == 1) {
-      keys.push_back({query - before, query + after + 1});
+      keys.push_back({query - before, query + last + 1});
       return;
     }
-    for (int64_t step = -std::min(before, query / dilation); step <= after; ++step)
+    for (int64_t step = -std::min(before, query / dilation); step <= last; ++step)
       keys.push_back({query + step * dilation, query + step * dilation + 1});
   };
 }
@@ -212,7 +214,6 @@ Layout::Layout(int64_t queries, int64_t keys, const Pattern& pattern)
 
 Layout::Layout(int64_t queries, int64_t keys, const std::vector<Pattern>& patterns,
                Choice choice) {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   require(queries >= 0 && queries <= kMost && keys >= 0 && keys <= kMost,
           "layout: queries and keys must be between 0 and ", kMost, ", got ", queries,
           " and ", keys);

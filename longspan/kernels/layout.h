@@ -31,6 +31,8 @@ Pattern all_keys();
 Pattern past_keys(int64_t shift = 0);
 
 // Keys query - before * dilation .. query + after * dilation, in steps of `dilation`.
+// With a dilation every key in reach costs time, also those after the last: `after`
+// should not be far more than the keys there are.
 Pattern window_of_keys(int64_t before, int64_t after, int64_t dilation = 1);
 
 // Keys of the query's own block of `size` positions.

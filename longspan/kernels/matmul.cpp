@@ -8,7 +8,7 @@
 
 #include "longspan/base/error.h"
 #include "longspan/base/shapes.h"
-#include "longspan/base/threads.h"
+#include "longspan/kernels/total.h"
 
 namespace longspan {
 namespace {
@@ -21,8 +21,8 @@ using torch::autograd::variable_list;
 constexpr int64_t kOneThread = 1 << 18;
 
 // The tiles of m x n products. Cut smaller while there are too few to share out, but
-// not below a size at which a BLAS is still quick. A large product has at least two:
-// inside a parallel loop a BLAS stays on one thread.
+// not below a size at which a BLAS is still quick. Inside a parallel loop, which has at
+// least two tasks, a BLAS stays on one thread.
 struct Tiles {
   int64_t rows, columns;  // of a tile
   int64_t down, across;   // how many of them
@@ -50,10 +50,10 @@ struct Tiles {
 void multiply(const Tensor& out, const Tensor& a, const Tensor& b) {
   const int64_t products = a.size(0), m = a.size(1), k = a.size(2), n = b.size(2);
   const Tiles tiles(products, m, n, k);
-  const int64_t each = tiles.down * tiles.across;
+  const int64_t each = tiles.down * tiles.across, tasks = products * each;
   const auto compute = [&](int64_t begin, int64_t end) {
     const at::AutoDispatchBelowADInplaceOrView without_autograd;
-    for (int64_t task = begin; task < end; ++task) {
+    for (int64_t task = begin; task < std::min(end, tasks); ++task) {
       const int64_t product = task / each;
       const int64_t row = task % each / tiles.across * tiles.rows;
       const int64_t column = task % tiles.across * tiles.columns;
@@ -64,12 +64,7 @@ void multiply(const Tensor& out, const Tensor& a, const Tensor& b) {
                  b.select(0, product).slice(1, column, column + tiles.columns));
     }
   };
-  if (tiles.is_one) {
-    const UseThreads one(1);
-    compute(0, 1);
-  } else {
-    at::parallel_for(0, products * each, 1, compute);
-  }
+  at::parallel_for(0, tiles.is_one ? 2 : tasks, 1, compute);
 }
 
 // A BLAS wants one of the two strides to be 1.
@@ -95,11 +90,6 @@ Tensor product(const Tensor& a, const Tensor& b) {
   return out;
 }
 
-// x summed over the axes along which it was broadcast from `shape`.
-Tensor unbroadcast(const Tensor& x, at::IntArrayRef shape) {
-  return x.sizes() == shape ? x : at::sum_to(x, shape);
-}
-
 class MatmulFunction : public torch::autograd::Function<MatmulFunction> {
  public:
   static Tensor forward(AutogradContext* context, const Tensor& a, const Tensor& b) {
@@ -113,10 +103,10 @@ class MatmulFunction : public torch::autograd::Function<MatmulFunction> {
     variable_list gradients(2);
     if (context->needs_input_grad(0))
       gradients[0] =
-          unbroadcast(longspan::matmul(slope, b.transpose(-1, -2)), a.sizes());
+          longspan::sum_to(longspan::matmul(slope, b.transpose(-1, -2)), a.sizes());
     if (context->needs_input_grad(1))
       gradients[1] =
-          unbroadcast(longspan::matmul(a.transpose(-1, -2), slope), b.sizes());
+          longspan::sum_to(longspan::matmul(a.transpose(-1, -2), slope), b.sizes());
     return gradients;
   }
 };
@@ -146,7 +136,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
   const Tensor rows = longspan::matmul(x.reshape({-1, x.size(-1)}), weight.t());
-  return (bias.defined() ? rows + bias : rows).view(sizes);
+  return (bias.defined() ? rows + spread(bias, rows.sizes()) : rows).view(sizes);
 }
 
 }  // namespace longspan

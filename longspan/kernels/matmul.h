@@ -10,7 +10,8 @@
 
 namespace longspan {
 
-// Inside namespace longspan name these in full, or the compiler finds LibTorch's as well.
+// Inside namespace longspan name these in full, or the compiler finds LibTorch's as
+// well.
 
 // a [.., m, k] times b [.., k, n], leading axes broadcast: [.., m, n]. Differentiable,
 // any number of times. On CUDA it is LibTorch's own.

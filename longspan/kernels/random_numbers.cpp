@@ -38,16 +38,17 @@ void fill_lanes(Key key, uint64_t first, uint32_t* words) {
     c1[i] = static_cast<uint32_t>((first + i) >> 32);
   }
   auto k0 = static_cast<uint32_t>(key.bits), k1 = static_cast<uint32_t>(key.bits >> 32);
-  for (int round = 0; round < 7; ++round) {
+  for (int round = 0; round < kPhiloxRounds; ++round) {
     for (int64_t i = 0; i < kLanes; ++i) {
-      const uint64_t a = uint64_t{0xd2511f53} * c0[i], b = uint64_t{0xcd9e8d57} * c2[i];
+      const uint64_t a = uint64_t{kPhiloxFactors[0]} * c0[i];
+      const uint64_t b = uint64_t{kPhiloxFactors[1]} * c2[i];
       c0[i] = static_cast<uint32_t>(b >> 32) ^ c1[i] ^ k0;
       c2[i] = static_cast<uint32_t>(a >> 32) ^ c3[i] ^ k1;
       c1[i] = static_cast<uint32_t>(b);
       c3[i] = static_cast<uint32_t>(a);
     }
-    k0 += 0x9e3779b9;
-    k1 += 0xbb67ae85;
+    k0 += kPhiloxSteps[0];
+    k1 += kPhiloxSteps[1];
   }
   for (int64_t i = 0; i < kLanes; ++i) {
     words[4 * i] = c0[i];
@@ -92,14 +93,14 @@ Tensor philox_words(Key key, const Tensor& c0, const Tensor& c1, const Tensor& c
             "philox words: counters must be int64, got ", counter.scalar_type());
   auto counters = torch::broadcast_tensors({c0, c1, c2, c3});
   auto k0 = static_cast<uint32_t>(key.bits), k1 = static_cast<uint32_t>(key.bits >> 32);
-  for (int round = 0; round < 7; ++round) {
-    const Product a = multiply(0xd2511f53, counters[0]);
-    const Product b = multiply(0xcd9e8d57, counters[2]);
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const Product a = multiply(kPhiloxFactors[0], counters[0]);
+    const Product b = multiply(kPhiloxFactors[1], counters[2]);
     counters = {
         b.high.bitwise_xor(counters[1]).bitwise_xor(static_cast<int64_t>(k0)), b.low,
         a.high.bitwise_xor(counters[3]).bitwise_xor(static_cast<int64_t>(k1)), a.low};
-    k0 += 0x9e3779b9;
-    k1 += 0xbb67ae85;
+    k0 += kPhiloxSteps[0];
+    k1 += kPhiloxSteps[1];
   }
   return torch::stack(counters, -1);
 }

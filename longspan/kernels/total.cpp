@@ -66,9 +66,70 @@ class TotalFunction : public torch::autograd::Function<TotalFunction> {
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const auto dtype = static_cast<torch::Dtype>(context->saved_data["dtype"].toInt());
-    return {grads[0].to(dtype).expand(context->saved_data["sizes"].toIntVector())};
+    return {spread(grads[0].to(dtype), context->saved_data["sizes"].toIntVector())};
   }
 };
+
+// The sum over `axes`, not none of them, which stay with size 1, in the type of
+// total(). The way LibTorch shares a sum out decides in which order it adds; inside a
+// parallel loop it does not share out. So: a loop over pieces that the shape of x
+// chooses, at least two of them where LibTorch would share out.
+Tensor sum_over(const Tensor& x, const std::vector<int64_t>& axes) {
+  constexpr int64_t kPiece = at::internal::GRAIN_SIZE / 2;  // elements
+  constexpr int64_t kMostPieces = 16;
+  const auto sizes = x.sizes();
+  const int64_t axis = std::ranges::max_element(sizes) - sizes.begin();
+  const int64_t size = x.size(axis), most = std::min(kMostPieces, size);
+  const int64_t pieces = std::min((x.numel() + kPiece - 1) / kPiece, most);
+  std::vector<Tensor> sums(pieces);
+  at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
+    const at::AutoDispatchBelowADInplaceOrView without_autograd;
+    for (int64_t piece = begin; piece < end; ++piece) {
+      const int64_t from = size * piece / pieces, to = size * (piece + 1) / pieces;
+      sums[piece] =
+          at::sum(x.slice(axis, from, to), axes, /*keepdim=*/true, result_dtype(x));
+    }
+  });
+  if (std::ranges::find(axes, axis) == axes.end()) return torch::cat(sums, axis);
+  for (int64_t piece = 1; piece < pieces; ++piece) sums[0].add_(sums[piece]);
+  return sums[0];
+}
+
+class SumToFunction : public torch::autograd::Function<SumToFunction> {
+ public:
+  static Tensor forward(AutogradContext* context, const Tensor& x,
+                        at::IntArrayRef shape) {
+    context->saved_data["sizes"] = x.sizes();
+    if (x.numel() == 0) return torch::zeros(shape, x.options());
+    const int64_t leading = x.dim() - static_cast<int64_t>(shape.size());
+    std::vector<int64_t> axes;
+    for (int64_t axis = 0; axis < x.dim(); ++axis)
+      if (axis < leading || shape[axis - leading] != x.size(axis)) axes.push_back(axis);
+    return sum_over(x, axes).to(x.scalar_type()).view(shape);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    return {spread(grads[0], context->saved_data["sizes"].toIntVector()), Tensor()};
+  }
+};
+
+class SpreadFunction : public torch::autograd::Function<SpreadFunction> {
+ public:
+  static Tensor forward(AutogradContext* context, const Tensor& x,
+                        at::IntArrayRef shape) {
+    context->saved_data["sizes"] = x.sizes();
+    return x.expand(shape);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    return {longspan::sum_to(grads[0], context->saved_data["sizes"].toIntVector()),
+            Tensor()};
+  }
+};
+
+bool is_one_number(at::IntArrayRef shape) {
+  return std::ranges::all_of(shape, [](int64_t size) { return size == 1; });
+}
 
 }  // namespace
 
@@ -87,6 +148,23 @@ Tensor average(const Tensor& x, const Tensor& keep) {
           shape(x), ", the shape of x, or broadcast to it, got ", shape(keep));
   const Tensor count = keep.expand(x.sizes()).sum().clamp_min(1);
   return total(x.masked_fill(keep.logical_not(), 0)) / count;
+}
+
+Tensor sum_to(const Tensor& x, at::IntArrayRef shape) {
+  require(x.is_floating_point(), "sum to: x must be of a floating type, got ",
+          x.scalar_type());
+  require(at::is_expandable_to(shape, x.sizes()), "sum to: the shape must be ",
+          longspan::shape(x), ", that of x, or broadcast to it, got ", shape);
+  if (x.sizes() == shape) return x;
+  if (!x.is_cpu()) return at::sum_to(x, shape);
+  if (is_one_number(shape)) return total(x).to(x.scalar_type()).view(shape);
+  return SumToFunction::apply(x, shape);
+}
+
+Tensor spread(const Tensor& x, at::IntArrayRef shape) {
+  require(at::is_expandable_to(x.sizes(), shape), "spread: x must be ", shape,
+          " or broadcast to it, got ", longspan::shape(x));
+  return x.sizes() == shape ? x : SpreadFunction::apply(x, shape);
 }
 
 }  // namespace longspan

@@ -76,6 +76,49 @@ TEST(Dense, DecodesWithPaddingPositionsAndSegments) {
   EXPECT_EQ(state.tokens, 12);
 }
 
+TEST(Dense, LeavesTheStateAsItWasWhenAStepFails) {
+  const auto x = random_tensors(3, {1, 2, 3, 4});
+  Record state;
+  const auto step = [&](bool bad) {
+    Pass pass;
+    pass.mask.causal = true;
+    pass.state = &state;
+    if (bad) pass.bias.slopes = torch::ones(7, torch::kDouble);
+    return dense()->forward(x[0], x[1], x[2], pass);
+  };
+  step(false);
+  EXPECT_EQ(
+      refusal([&] { step(true); }),
+      "dense: block attention: source 0: bias slopes must be [H|1] with H = 2, got "
+      "[7]");
+  EXPECT_EQ(state.tokens, 3);
+  EXPECT_EQ(state.get("k").size(2), 3);
+}
+
+TEST(Dense, WantsPositionsInAllStepsOrNone) {
+  const auto x = random_tensors(3, {1, 2, 3, 4});
+  Record state;
+  const auto step = [&](const Tensor& positions) {
+    Pass pass;
+    pass.mask.causal = true;
+    pass.state = &state;
+    pass.positions = positions;
+    return dense()->forward(x[0], x[1], x[2], pass);
+  };
+  step(torch::arange(3));
+  EXPECT_EQ(refusal([&] { step({}); }),
+            "dense: positions must be given for all tokens of a decoding state or for "
+            "none");
+}
+
+TEST(Dense, LetsAContextOfAsManyTokensBeAContext) {
+  const auto x = random_tensors(3, {1, 2, 5, 4});
+  Pass pass;
+  pass.mask.causal = true;
+  pass.context.positions = torch::arange(5) + 100;  // all in the future
+  EXPECT_TRUE(dense()->forward(x[0], x[1], x[2], pass).eq(0).all().item<bool>());
+}
+
 TEST(Dense, DropsWeightsInTrainingOnly) {
   const auto x = random_tensors(3, {1, 2, 33, 4});
   const auto run = [&](bool training, double dropout, uint64_t step) {
@@ -115,7 +158,7 @@ TEST(Dense, RefusesWhatDoesNotFit) {
             "dense: mask.tokens must be boolean, true where a token counts, got Float");
   EXPECT_EQ(
       refusal_of([](Pass& pass) { pass.positions = torch::arange(4); }),
-      "dense: pass.positions must be [N] or [B, N] with N = 5 and B = 2, got [4]");
+      "dense: pass.positions must be [n] or [B, n] with n = 5 and B = 2, got [4]");
   EXPECT_EQ(refusal_of([](Pass& pass) { pass.dropout = 1; }),
             "dense: pass.dropout must be in [0, 1), got 1");
   Record record;
@@ -123,6 +166,15 @@ TEST(Dense, RefusesWhatDoesNotFit) {
             "dense: decoding is causal, got pass.state with mask.causal = false");
   EXPECT_EQ(refusal_of([&](Pass& pass) { pass.carry = &record; }),
             "dense: keeps nothing from batch to batch, got pass.carry");
+  EXPECT_EQ(refusal_of([](Pass& pass) { pass.positions = torch::rand(5); }),
+            "dense: pass.positions must be int32 or int64, got Float");
+  EXPECT_EQ(refusal_of([](Pass& pass) {
+              pass.mask.segment = torch::rand({2, 5});
+            }),
+            "dense: mask.segment must be int32 or int64, got Float");
+  EXPECT_EQ(refusal_of([](Pass& pass) { pass.context.positions = torch::arange(4); }),
+            "dense: context.positions must be [n] or [B, n] with n = 5 and B = 2, got "
+            "[4]");
   Pass pass;
   EXPECT_EQ(refusal([&] { dense()->forward(x[0], x[1].slice(3, 0, 3), x[2], pass); }),
             "dense: q, k and v must be [B, H, N, d], [B, Hk, M, d] and [B, Hk, M, dv] "

@@ -34,6 +34,55 @@ TEST(Record, CopiesAreApart) {
   EXPECT_EQ(record.get("k").item<float>(), 1);
 }
 
+TEST(Record, IsTheSameAfterSavingAndRestoring) {
+  Record record;
+  record.tokens = 7;
+  record.set("k", torch::ones(2));
+  record.part("inner").part("deeper").set("v", torch::zeros(3));
+  record.part("inner").tokens = 5;
+  Record again = Record::restored(record.saved());
+  EXPECT_EQ(again.tokens, 7);
+  EXPECT_EQ(again.part("inner").tokens, 5);
+  EXPECT_TRUE(again.get("k").equal(torch::ones(2)));
+  EXPECT_TRUE(again.part("inner").part("deeper").get("v").equal(torch::zeros(3)));
+  EXPECT_EQ(again.numel(), record.numel());
+}
+
+TEST(Inside, GivesAPartItsOwnRecords) {
+  Record state, carry;
+  Pass pass;
+  pass.state = &state;
+  pass.carry = &carry;
+  {
+    const Inside inside(pass, "heads");
+    EXPECT_EQ(pass.state, &state.part("heads"));
+    EXPECT_EQ(pass.carry, &carry.part("heads"));
+    EXPECT_EQ(pass.choices, nullptr);
+  }
+  EXPECT_EQ(pass.state, &state);
+  EXPECT_EQ(pass.carry, &carry);
+}
+
+TEST(Pass, KnowsItsKeysFromTheContextOrItself) {
+  Pass pass;
+  pass.mask.tokens = torch::tensor({{true, false}});
+  EXPECT_TRUE(pass.keys(2, 2).tokens.equal(pass.mask.tokens));
+  // Queries are the last of more keys; those before them are real.
+  EXPECT_TRUE(pass.keys(2, 4).tokens.equal(torch::tensor({{true, true, true, false}})));
+  EXPECT_EQ(refusal([&] { pass.keys(2, 1); }),
+            "mask.tokens of 2 queries says nothing about 1 keys of another sequence; "
+            "give context.tokens");
+  pass.context.positions = torch::arange(2);
+  EXPECT_TRUE(pass.crosses());
+  EXPECT_FALSE(pass.keys(2, 2).tokens.defined());
+  EXPECT_TRUE(pass.keys(2, 2).positions.defined());
+  Pass placed;
+  placed.positions = torch::arange(2);
+  EXPECT_EQ(refusal([&] { placed.keys(2, 3); }),
+            "positions and segments of 2 queries say nothing about 3 keys; give a "
+            "context with positions");
+}
+
 TEST(Pass, AddsLossesOfOneName) {
   Pass pass;
   pass.add_loss("balance", torch::tensor(1.0));

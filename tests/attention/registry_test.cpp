@@ -93,6 +93,24 @@ TEST(Shared, MakesAParameterOnceForAllLayers) {
   EXPECT_EQ(made, 1);
   EXPECT_TRUE(first.is_same(second));
   EXPECT_EQ(shared.parameters().size(), 1u);
+  EXPECT_TRUE(shared.buffer("b", make).is_same(shared.buffer("b", make)));
+  EXPECT_EQ(made, 2);
+}
+
+class WithBuffers : public torch::nn::Module {
+ public:
+  WithBuffers() {
+    register_parameter("weight", torch::ones(2));
+    register_buffer("ids", torch::full({1}, 299, torch::kLong));
+  }
+};
+
+TEST(Convert, LeavesWholeNumbersWhole) {
+  WithBuffers module;
+  convert(module, torch::kCPU, torch::kBFloat16);
+  EXPECT_EQ(module.parameters()[0].scalar_type(), torch::kBFloat16);
+  EXPECT_EQ(module.buffers()[0].scalar_type(), torch::kLong);
+  EXPECT_EQ(module.buffers()[0].item<int64_t>(), 299);
 }
 
 }  // namespace

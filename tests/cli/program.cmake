@@ -26,6 +26,11 @@ expect(0 "^dense: softmax.*paper.*1706.03762.*takes.*refuses.*settings" "^$" des
 expect(0 "^longspan .*LibTorch .*CPU instruction set.*BLAS .*CUDA .*block attention" "^$" info)
 expect(0 "dense on cpu\n  0  .* holds\n.*  9  .* holds\n$" "^$" check dense)
 
+# As many threads as asked for, else as many as there are cores.
+expect(0 "CPU threads +3\n" "^$" --threads 3 info)
+cmake_host_system_information(RESULT cores QUERY NUMBER_OF_PHYSICAL_CORES)
+expect(0 "CPU threads +${cores}\n" "^$" info)
+
 expect(2 "^$" "^longspan: a command is missing; see longspan --help\n$")
 expect(2 "^$" "^longspan: no command 'lst'; did you mean 'list'\\?" lst)
 expect(2 "^$" "^longspan: no option --jsn; did you mean '--json'\\?" list --jsn)
@@ -42,7 +47,8 @@ foreach(field IN ITEMS name:STRING summary:STRING paper:STRING class:STRING time
         memory:OBJECT seam:STRING projections:STRING causal:STRING order:STRING
         padding:BOOLEAN cross:BOOLEAN decoding:BOOLEAN positions:BOOLEAN bias:BOOLEAN
         segments:BOOLEAN global:BOOLEAN side:BOOLEAN carry:BOOLEAN dropout:BOOLEAN
-        grouped:BOOLEAN state:STRING keeps:OBJECT full:BOOLEAN by_content:BOOLEAN
+        grouped:BOOLEAN state:STRING keeps:OBJECT full:BOOLEAN zero_weights:BOOLEAN
+        by_content:BOOLEAN
         training:STRING settings:ARRAY presets:OBJECT)
   string(REPLACE ":" ";" parts ${field})
   list(GET parts 0 name)

@@ -47,7 +47,6 @@ class Mutant : public Attention {
     return sources;
   }
 
- private:
   Tensor define(const Tensor& q, const Tensor& k, const Tensor& v,
                 Pass& pass) override {
     return masked_attention(
@@ -95,6 +94,19 @@ struct IgnoresSegments : Mutant {
   }
 };
 
+// Key heads 0, 1, 0, 1 for query heads that are grouped 0, 0, 1, 1.
+struct GroupsHeadsWrongly : Mutant {
+  void change(Prepared& prepared) override {
+    const int64_t times = prepared.queries.q.size(1) / prepared.source.k.size(1);
+    prepared.source.k = prepared.source.k.repeat({1, times, 1, 1});
+    prepared.source.v = prepared.source.v.repeat({1, times, 1, 1});
+  }
+};
+
+struct IgnoresDropout : Mutant {
+  void change(Prepared& prepared) override { prepared.options.dropout = {}; }
+};
+
 struct SeesPadding : Mutant {
   void change(Prepared& prepared) override { prepared.source.to = Tensor(); }
 };
@@ -108,6 +120,21 @@ struct DividesByThePaddedLength : Mutant {
     return masked_attention(q, k, v,
                             allowed_pairs(pass, q.size(2), k.size(2), q.device()), pass,
                             1 / std::log(2.0 + q.size(2)));
+  }
+};
+
+struct GivesSevenForNothing : Mutant {
+  Tensor mix(const Prepared& prepared) override {
+    const auto [out, lse] =
+        block_attention(prepared.queries, {prepared.source}, prepared.options);
+    return out.masked_fill(lse.isinf().unsqueeze(-1), 7);
+  }
+  Tensor define(const Tensor& q, const Tensor& k, const Tensor& v,
+                Pass& pass) override {
+    Prepared prepared = prepare(q, k, v, pass);
+    prepared.source.layout =
+        Layout(prepared.query_count(), prepared.key_count(), prepared.order);
+    return mix(prepared);
   }
 };
 
@@ -125,6 +152,13 @@ struct ForgetsTheFirstToken : Mutant {
       pass.state->set("k", k);
     }
     return out;
+  }
+};
+
+struct IgnoresSegmentsWhileDecoding : Mutant {
+  Tensor run(const Tensor& q, const Tensor& k, const Tensor& v, Pass& pass) override {
+    if (pass.state) pass.mask.segment = Tensor();
+    return Mutant::run(q, k, v, pass);
   }
 };
 
@@ -171,7 +205,8 @@ template <class M>
 Mechanism row_of() {
   Mechanism row = catalogue::dense;
   row.make = Mechanism::Make<Attention>(
-      [](const Settings&, const Sizes&, Shared&) -> std::shared_ptr<Attention> {
+      [](const Settings&, const Sizes&,
+         const std::shared_ptr<Shared>&) -> std::shared_ptr<Attention> {
         return std::make_shared<M>();
       });
   return row;
@@ -202,15 +237,19 @@ const Mutation kMutations[] = {
     {"ForgetsTheGradientOfKeys", row_of<ForgetsTheGradientOfKeys>(), 1},
     {"ForgetsTheGradientOfLse", row_of<ForgetsTheGradientOfLse>(), 1},
     {"IgnoresSegments", row_of<IgnoresSegments>(), 1},
+    {"GroupsHeadsWrongly", row_of<GroupsHeadsWrongly>(), 1},
+    {"IgnoresDropout", row_of<IgnoresDropout>(), 1},
     {"LooksAheadByOne", row_of<LooksAheadByOne>(), 2},
     {"SeesPadding", row_of<SeesPadding>(), 3},
     {"DividesByThePaddedLength", row_of<DividesByThePaddedLength>(), 3},
+    {"GivesSevenForNothing", row_of<GivesSevenForNothing>(), 3},
     {"MixesTheBatch", row_of<MixesTheBatch>(), 4},
     {"ForgetsTheFirstToken", row_of<ForgetsTheFirstToken>(), 5},
+    {"IgnoresSegmentsWhileDecoding", row_of<IgnoresSegmentsWhileDecoding>(), 5},
     {"KeepsMoreThanPromised", row_of<KeepsMoreThanPromised>(), 5},
     {"HasAnUnsavedParameter", row_of<HasAnUnsavedParameter>(), 6},
     {"ClaimsLinearMemory", with_memory_claim(), 7},
-    {"CutsWorkByThreads", row_of<CutsWorkByThreads>(), 8},
+
     {"DrawsFromTheGlobalGenerator", row_of<DrawsFromTheGlobalGenerator>(), 8},
     {"ComputesInBfloat16", row_of<ComputesInBfloat16>(), 9},
 };
@@ -219,21 +258,21 @@ class Mutations : public ::testing::TestWithParam<Mutation> {};
 
 TEST_P(Mutations, AreCaught) {
   const auto& [name, row, caught_by] = GetParam();
-  const Verdict verdict = contract()[caught_by].check(row, torch::kCPU);
-  EXPECT_EQ(verdict.state, Verdict::State::broken);
-  RecordProperty("clause", caught_by);
-  RecordProperty("verdict", verdict.detail);
+  for (const auto& device : devices()) {
+    const Verdict verdict = contract()[caught_by].check(row, device);
+    EXPECT_EQ(verdict.state, Verdict::State::broken) << device;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(OfDense, Mutations, ::testing::ValuesIn(kMutations),
                          [](const auto& test) { return test.param.name; });
 
-// The one that only the ninth clause can see.
-TEST(MutationsOfDense, ThatCutWorkByThreadsAreRightOtherwise) {
+// Right to the last bits but not beyond: only one clause can see it.
+TEST(MutationsOfDense, ThatCutWorkByThreadsAreCaughtByTheirBits) {
   const Mechanism row = row_of<CutsWorkByThreads>();
   for (const int clause : {4, 6})
-    EXPECT_EQ(contract()[clause].check(row, torch::kCPU).state, Verdict::State::holds)
-        << clause;
+    EXPECT_EQ(contract()[clause].check(row, torch::kCPU).state, Verdict::State::holds);
+  EXPECT_EQ(contract()[8].check(row, torch::kCPU).state, Verdict::State::broken);
 }
 
 TEST(MutationsOfDense, ByNoneAreNotCaught) {
@@ -248,13 +287,11 @@ TEST(MutationsOfDense, ByNoneAreNotCaught) {
 // A row that claims less must refuse it, by the seam's own check.
 TEST(Refusals, AreTheSeamsNotTheMechanisms) {
   Mechanism row = catalogue::dense;
-  row.can = {};
+  row.can = {.padding = false};
   row.state_size = nullptr;
-  for (const int clause : {2, 3, 5}) {
-    row.can.padding = false;
+  for (const int clause : {2, 3, 5})
     EXPECT_EQ(contract()[clause].check(row, torch::kCPU).state, Verdict::State::refused)
         << contract()[clause].title;
-  }
   const Verdict verdict = contract()[1].check(row, torch::kCPU);
   EXPECT_EQ(verdict.state, Verdict::State::holds) << verdict.detail;
 }

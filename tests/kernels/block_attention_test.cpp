@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "longspan/base/threads.h"
 #include "tests/support/tensors.h"
 
 namespace longspan {
@@ -940,6 +941,39 @@ TEST(BlockAttention, DropsAsManyWeightsAsAsked) {
   }
 }
 
+TEST(BlockAttention, RepeatsBitForBitWithAnyNumberOfThreads) {
+  constexpr int64_t kRows = 300;
+  const auto normal = [](at::IntArrayRef shape, uint64_t seed) {
+    return testing::random_tensors(1, shape, torch::kFloat, seed)[0].requires_grad_();
+  };
+  Call call;
+  call.queries.q = normal({1, 2, kRows, 4}, 1);
+  Source& source = call.sources.emplace_back();
+  source.k = normal({1, 1, kRows, 4}, 2);
+  source.v = normal({1, 1, kRows, 4}, 3);
+  Bias& bias = source.bias;
+  bias.slopes = normal({1}, 4);
+  bias.column = normal({1, 1, kRows}, 5);
+  bias.table = normal({1, 1}, 6);
+  bias.vectors = normal({1, 1, 4}, 7);
+  bias.offset = normal({1, 4}, 8);
+  bias.dense = normal({1, 1, kRows, kRows}, 9);
+  const auto results = [&](int count) {
+    const UseThreads threads(count);
+    const auto [out, lse] = attend(call);
+    auto all = torch::autograd::grad({out, lse}, values(call),
+                                     {out.detach().cos(), lse.detach().cos()});
+    all.insert(all.end(), {out, lse});
+    return all;
+  };
+  const auto once = results(1);
+  for (const int count : {2, 3, 5, 8}) {
+    const auto again = results(count);
+    for (size_t i = 0; i < once.size(); ++i)
+      EXPECT_TRUE(once[i].equal(again[i])) << "result " << i << ", " << count;
+  }
+}
+
 TEST(BiasScores, AreTheBiasOfEveryPair) {
   for (const bool grid : {false, true}) {
     Features features = {"column", "slopes", "table", "vectors", "offset", "dense"};
@@ -1009,6 +1043,10 @@ TEST(BlockAttention, RefusesQueriesAndOptionsThatDoNotFit) {
   EXPECT_EQ(said([](Call& c) { c.queries.q = c.queries.q[0]; }), q + "[4, 5, 3]");
   EXPECT_EQ(said([](Call& c) { c.queries.q = c.queries.q.to(torch::kLong); }),
             q + "[2, 4, 5, 3]");
+  EXPECT_EQ(said([](Call& c) {
+              c.queries.q = torch::zeros({2, 4, 5, 0});
+            }),
+            "block attention: q must be 1 or more wide, got [2, 4, 5, 0]");
   EXPECT_EQ(said([](Call& c) { c.sources.clear(); }),
             "block attention: there must be at least one source");
   const std::string p =

@@ -107,6 +107,36 @@ TEST(Linear, EqualsLibTorchsAndRepeats) {
   }
 }
 
+// 1 and 37: where LibTorch's sum over rows, of the bias, does not repeat.
+TEST(Linear, RepeatsBitForBitWithAnyNumberOfThreads) {
+  const auto x = random_tensors(1, {3, 15000, 33}, torch::kFloat)[0].requires_grad_();
+  for (const int64_t out : {1, 37}) {
+    const auto w = random_tensors(1, {out, 33}, torch::kFloat, 1)[0].requires_grad_();
+    const auto b = random_tensors(1, {out}, torch::kFloat, 2)[0].requires_grad_();
+    const auto results = [&](int threads) {
+      const UseThreads using_threads(threads);
+      const Tensor y = longspan::linear(x, w, b);
+      auto all = torch::autograd::grad({y}, {x, w, b}, {torch::cos(y.detach())});
+      all.push_back(y);
+      return all;
+    };
+    const auto once = results(1);
+    for (const int threads : {1, 2, 3, 5, 8}) {
+      const auto again = results(threads);
+      for (size_t i = 0; i < once.size(); ++i)
+        EXPECT_TRUE(once[i].equal(again[i]))
+            << "out " << out << ", result " << i << ", " << threads << " threads";
+    }
+  }
+}
+
+TEST(Matmul, LeavesTheNumberOfThreadsAlone) {
+  const UseThreads threads(3);
+  const auto x = random_tensors(1, {1, 700000}, torch::kFloat)[0];
+  longspan::matmul(x, x.t());
+  EXPECT_EQ(at::get_num_threads(), 3);
+}
+
 TEST(Matmul, RefusesWhatDoesNotFit) {
   const auto a = torch::ones({2, 3});
   EXPECT_EQ(refusal([&] { longspan::matmul(a, a); }),

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "longspan/base/build.h"
 #include "longspan/base/error.h"
 
 namespace longspan::testing {
@@ -119,7 +120,7 @@ inline std::string refusal(const std::function<void()>& action) {
 // The devices this build and machine have.
 inline std::vector<torch::Device> devices() {
   std::vector<torch::Device> all = {torch::kCPU};
-  if (torch::cuda::is_available()) all.emplace_back(torch::kCUDA, 0);
+  if (kHasCuda && torch::cuda::is_available()) all.emplace_back(torch::kCUDA, 0);
   return all;
 }
 

@@ -24,7 +24,6 @@ constexpr int kLanes = 4;
 #endif
 
 using Floats = float __attribute__((vector_size(4 * kLanes)));
-using Ints = int32_t __attribute__((vector_size(4 * kLanes)));
 using Doubles = double __attribute__((vector_size(4 * kLanes)));  // half as many
 
 [[maybe_unused]] inline Floats broadcast(float value) { return Floats{} + value; }
@@ -57,15 +56,6 @@ using Doubles = double __attribute__((vector_size(4 * kLanes)));  // half as man
 [[maybe_unused]] inline Floats first(Floats x, int64_t count) {
   for (int64_t i = count; i < kLanes; ++i) x[i] = 0;
   return x;
-}
-
-[[maybe_unused]] inline float sum(const Floats& x) {
-  using Four = float __attribute__((vector_size(16)));
-  Four parts[kLanes / 4];
-  std::memcpy(parts, &x, sizeof x);
-  Four total{};
-  for (const Four& part : parts) total += part;
-  return (total[0] + total[1]) + (total[2] + total[3]);
 }
 
 // The lower half of x (`half` 0) or the upper (1), exactly.

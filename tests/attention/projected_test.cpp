@@ -1,4 +1,4 @@
-#include "longspan/models/projected.h"
+#include "longspan/attention/projected.h"
 
 #include "longspan/base/threads.h"
 #include "tests/support/tensors.h"
@@ -77,7 +77,7 @@ TEST(Projected, MixesAContextAndProjectsItOnceWhenDecoding) {
     Pass pass = whole;
     pass.state = &state;
     // After the first step the context comes from the state.
-    if (i > 0) pass.context.x = torch::zeros_like(context);
+    if (i > 0) pass.context.x = Tensor();
     outs.push_back(made->forward(x.slice(1, i, i + 1), pass));
     EXPECT_EQ(pass.state, &state);
   }
@@ -105,6 +105,26 @@ TEST(Projected, RepeatsBitForBitWithAnyNumberOfThreads) {
     for (size_t i = 0; i < once.size(); ++i)
       EXPECT_TRUE(once[i].equal(again[i])) << "result " << i << ", " << threads;
   }
+}
+
+TEST(Projected, RefusesCausalStepsOverAContextWithoutPositions) {
+  const auto x = random_tensors(1, {2, 1, 12})[0];
+  Record state;
+  Pass pass;
+  pass.mask.causal = true;
+  pass.state = &state;
+  pass.context.x = random_tensors(1, {2, 9, 12})[0];
+  EXPECT_EQ(refusal([&] { mixer()->forward(x, pass); }),
+            "dense: causal steps over a context need pass.positions to say which keys "
+            "are past");
+}
+
+TEST(Projected, TakesNoTokensAndNoExamples) {
+  Pass pass, other;
+  EXPECT_EQ(mixer()->forward(torch::ones({2, 0, 12}, torch::kDouble), pass).sizes(),
+            (std::vector<int64_t>{2, 0, 12}));
+  EXPECT_EQ(mixer()->forward(torch::ones({0, 3, 12}, torch::kDouble), other).sizes(),
+            (std::vector<int64_t>{0, 3, 12}));
 }
 
 TEST(Projected, RefusesAnotherWidth) {

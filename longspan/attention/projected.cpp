@@ -1,4 +1,4 @@
-#include "longspan/models/projected.h"
+#include "longspan/attention/projected.h"
 
 #include <torch/nn/init.h>
 
@@ -13,7 +13,7 @@ using torch::Tensor;
 
 // [B, N, H*w] -> [B, H, N, w]
 Tensor in_heads(const Tensor& x, int64_t heads) {
-  return x.view({x.size(0), x.size(1), heads, -1}).transpose(1, 2);
+  return x.view({x.size(0), x.size(1), heads, x.size(2) / heads}).transpose(1, 2);
 }
 
 // Takes the decoding state out of a pass: the keys of a context are whole at once.
@@ -39,13 +39,17 @@ Projected::Projected(std::shared_ptr<Attention> attention, const Sizes& sizes,
   attention_ = register_module("attention", std::move(attention));
   const Mechanism& row = attention_->mechanism();
   belongs_to(row);
+  require(row.projections != Projections::none, row.name,
+          ": has no projections to be put between");
+  require(row.projections != Projections::qk_v || sizes_.key_heads == sizes_.heads,
+          row.name, ": queries and keys are one, so key_heads must be heads, ",
+          sizes_.heads, ", got ", sizes_.key_heads);
   const auto [projections, embedding] = std::pair(row.projections, sizes_.embedding);
   if (projections == Projections::qkv || projections == Projections::qk_v)
     q_ = linear("q", sizes_.heads * sizes_.head_width, embedding);
   if (projections == Projections::qkv)
     k_ = linear("k", sizes_.key_heads * sizes_.head_width, embedding);
-  if (projections != Projections::none)
-    v_ = linear("v", sizes_.key_heads * sizes_.value_width, embedding);
+  v_ = linear("v", sizes_.key_heads * sizes_.value_width, embedding);
   out_ = linear("out", embedding, sizes_.heads * sizes_.value_width);
 }
 
@@ -61,8 +65,6 @@ Projected::Heads Projected::heads(const Tensor& x, Pass& pass) {
   require(x.size(2) == sizes_.embedding, mechanism().name,
           ": x must be as wide as the embedding, ", sizes_.embedding, ", got ",
           shape(x));
-  require(!pass.crosses() || pass.context.x.defined(), mechanism().name,
-          ": the context must come with its x, got its tokens only");
   const auto apply = [](const Linear& projection, const Tensor& input) {
     return longspan::linear(input, projection.weight, projection.bias);
   };
@@ -74,6 +76,8 @@ Projected::Heads Projected::heads(const Tensor& x, Pass& pass) {
     heads.v = state->get("context_v");
     return heads;
   }
+  require(!pass.crosses() || pass.context.x.defined(), mechanism().name,
+          ": the context must come with its x");
   const Tensor& other = pass.crosses() ? pass.context.x : x;
   if (k_.weight.defined()) heads.k = in_heads(apply(k_, other), sizes_.key_heads);
   if (!k_.weight.defined() && q_.weight.defined())
@@ -105,7 +109,7 @@ std::shared_ptr<Mixer> make_mixer(const Mechanism& mechanism, const Sizes& sizes
                                   const Value::Map& settings,
                                   const std::shared_ptr<Shared>& shared,
                                   const ProjectionOptions& options) {
-  if (mechanism.seam() == "attention")
+  if (std::holds_alternative<Mechanism::Make<Attention>>(mechanism.make))
     return std::make_shared<Projected>(
         make<Attention>(mechanism, sizes, settings, shared), sizes, options);
   return make<Mixer>(mechanism, sizes, settings, shared);
