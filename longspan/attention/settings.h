@@ -28,9 +28,8 @@ struct Setting {
   double least = -std::numeric_limits<double>::infinity();
 };
 
-// A mechanism by name, with what differs from its standard settings. As YAML `local`,
-// or
-// `{name: local, window: 64}`.
+// A mechanism by name, with what differs from its standard settings: as YAML `local`,
+// or `{name: local, window: 64}`.
 struct Chosen {
   std::string name;
   Value::Map settings = {};

@@ -129,8 +129,11 @@ Subject::Output Subject::compute(const Tensors& inputs, Pass& pass, Form form) c
     const torch::NoGradGuard past;
     Pass earlier = pass;
     Tensors others;
-    for (const auto& input : inputs)
-      others.push_back(normal(input.sizes(), 88, tensor_options()));
+    for (const auto& input : inputs) {
+      auto shape = input.sizes().vec();
+      shape[0] = 1;  // alike for all examples
+      others.push_back(normal(shape, 88, tensor_options()).expand(input.sizes()));
+    }
     compute_once(others, earlier, Form::fast);
   }
   Output output = compute_once(inputs, pass, form);
