@@ -41,6 +41,13 @@ int topology(int cpu, const char* fact) {
   return file >> number ? number : -1;
 }
 
+// Sets the threads MKL may use for the calling thread and returns those before, 0 being
+// as many as for all; does nothing where the BLAS is another.
+int set_own_mkl_threads(int count) {
+  static const auto set = find<int(int)>("MKL_Set_Num_Threads_Local");
+  return set ? set(count) : 0;
+}
+
 }  // namespace
 
 int usable_cores() {
@@ -73,6 +80,10 @@ BlasFacts blas_facts() {
   if (at::hasMKL()) return {.name = "MKL, " + at::get_mkl_version()};
   return {.name = "reference BLAS", .slow = true};
 }
+
+OneBlasThread::OneBlasThread() : before_(set_own_mkl_threads(1)) {}
+
+OneBlasThread::~OneBlasThread() { set_own_mkl_threads(before_); }
 
 UseThreads::UseThreads(int count)
     : loops_before_(at::get_num_threads()), blas_before_(blas_threads()) {

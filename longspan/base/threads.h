@@ -27,6 +27,20 @@ struct BlasFacts {
 
 BlasFacts blas_facts();
 
+// Keeps the BLAS on one thread for the calling thread alone while it lives. Inside a
+// parallel loop an OpenBLAS is on one thread by itself; MKL runs on one as well, but
+// sums in the pieces of as many as it was allowed, unless told so.
+class OneBlasThread {
+ public:
+  OneBlasThread();
+  ~OneBlasThread();
+  OneBlasThread(const OneBlasThread&) = delete;
+  OneBlasThread& operator=(const OneBlasThread&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
 // Computes with `count` threads while it lives, for tests and benchmarks.
 class UseThreads {
  public:

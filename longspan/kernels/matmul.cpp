@@ -8,6 +8,7 @@
 
 #include "longspan/base/error.h"
 #include "longspan/base/shapes.h"
+#include "longspan/base/threads.h"
 #include "longspan/kernels/total.h"
 
 namespace longspan {
@@ -53,6 +54,7 @@ void multiply(const Tensor& out, const Tensor& a, const Tensor& b) {
   const int64_t each = tiles.down * tiles.across, tasks = products * each;
   const auto compute = [&](int64_t begin, int64_t end) {
     const at::AutoDispatchBelowADInplaceOrView without_autograd;
+    const OneBlasThread one_thread;
     for (int64_t task = begin; task < std::min(end, tasks); ++task) {
       const int64_t product = task / each;
       const int64_t row = task % each / tiles.across * tiles.rows;

@@ -38,6 +38,12 @@ TEST(Threads, AreAtMostAsManyAsTheMachineHas) {
   EXPECT_LE(usable_cores(), static_cast<int>(std::thread::hardware_concurrency()));
 }
 
+TEST(Threads, OfTheBlasAreRestored) {
+  const int before = at::get_num_threads();
+  { const OneBlasThread one; }
+  EXPECT_EQ(at::get_num_threads(), before);
+}
+
 TEST(Threads, RefuseNone) {
   EXPECT_EQ(refusal([] { set_threads(0); }), "threads: must be 1 or more, got 0");
 }
