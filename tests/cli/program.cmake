@@ -28,8 +28,15 @@ expect(0 "dense on cpu\n  0  .* holds\n.*  9  .* holds\n$" "^$" check dense)
 
 # As many threads as asked for, else as many as there are cores.
 expect(0 "CPU threads +3\n" "^$" --threads 3 info)
+unset(ENV{OMP_NUM_THREADS})
 cmake_host_system_information(RESULT cores QUERY NUMBER_OF_PHYSICAL_CORES)
-expect(0 "CPU threads +${cores}\n" "^$" info)
+execute_process(COMMAND nproc OUTPUT_VARIABLE usable OUTPUT_STRIP_TRAILING_WHITESPACE)
+if(cores EQUAL usable)  # no hardware threads, no limits on this process
+  expect(0 "CPU threads +${cores}\n" "^$" info)
+endif()
+set(ENV{OMP_NUM_THREADS} 1)
+expect(0 "CPU threads +1\n" "^$" info)
+unset(ENV{OMP_NUM_THREADS})
 
 expect(2 "^$" "^longspan: a command is missing; see longspan --help\n$")
 expect(2 "^$" "^longspan: no command 'lst'; did you mean 'list'\\?" lst)
