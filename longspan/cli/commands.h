@@ -32,5 +32,6 @@ void add_list(CLI::App& program);
 void add_describe(CLI::App& program);
 void add_info(CLI::App& program);
 void add_check(CLI::App& program);
+void add_data(CLI::App& program);
 
 }  // namespace longspan::cli

@@ -12,23 +12,29 @@
 namespace longspan::cli {
 namespace {
 
-// What CLI11 says, and the name that was probably meant.
+// What is wrong with the command line, and the name that was probably meant.
 std::string explained(const CLI::App& program, const CLI::ParseError& error) {
-  const auto chosen = program.get_subcommands();
-  const CLI::App& where = chosen.empty() ? program : *chosen.back();
-  const auto unknown = where.remaining();
-  if (unknown.empty()) return error.what();
-  std::vector<std::string> known;
-  const bool is_option = unknown.front().starts_with('-');
-  if (is_option) {
-    for (const auto* option : where.get_options())
-      for (const auto& name : option->get_lnames()) known.push_back("--" + name);
-    return "no option " + unknown.front() + hint(unknown.front(), known);
+  const CLI::App* where = &program;
+  std::string verb = "longspan";
+  for (auto chosen = where->get_subcommands(); !chosen.empty();
+       chosen = where->get_subcommands()) {
+    where = chosen.back();
+    verb += " " + where->get_name();
   }
-  if (!chosen.empty()) return "'" + unknown.front() + "' is one argument too many";
-  for (const auto* verb : program.get_subcommands({}))
-    known.push_back(verb->get_name());
-  return "no command '" + unknown.front() + "'" + hint(unknown.front(), known);
+  std::vector<std::string> options, commands;
+  for (const auto* option : where->get_options())
+    for (const auto& name : option->get_lnames()) options.push_back("--" + name);
+  for (const auto* command : where->get_subcommands({}))
+    commands.push_back(command->get_name());
+  const auto unknown = where->remaining();
+  if (unknown.empty()) {
+    if (commands.empty()) return error.what();
+    return "a command is missing; see " + verb + " --help";
+  }
+  const std::string& word = unknown.front();
+  if (word.starts_with('-')) return "no option " + word + hint(word, options);
+  if (commands.empty()) return "'" + word + "' is one argument too many";
+  return "no command '" + word + "'" + hint(word, commands);
 }
 
 int run(int count, char** words) {
@@ -50,13 +56,13 @@ int run(int count, char** words) {
   add_describe(program);
   add_info(program);
   add_check(program);
+  add_data(program);
   try {
     program.parse(count, words);
   } catch (const CLI::Success& done) {  // --help and --version
     return program.exit(done);
   } catch (const CLI::ParseError& error) {
-    throw UsageError(count == 1 ? "a command is missing; see longspan --help"
-                                : explained(program, error));
+    throw UsageError(explained(program, error));
   }
   return 0;
 }

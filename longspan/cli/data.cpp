@@ -1,0 +1,112 @@
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <span>
+
+#include "longspan/base/error.h"
+#include "longspan/cli/commands.h"
+#include "longspan/data/listops.h"
+
+namespace longspan::cli {
+namespace {
+
+struct ListOpsFiles {
+  std::string folder;
+  int64_t train = 96000, valid = 2000, test = 2000;
+  uint64_t seed = 1;
+  ListOpsOptions options = {};
+  bool overwrite = false;
+};
+
+// The share of the most frequent label: what guessing gives.
+double majority(std::span<const ListOpsExample> examples) {
+  int64_t counts[10] = {};
+  for (const auto& example : examples) ++counts[example.label];
+  return examples.empty() ? 0
+                          : static_cast<double>(*std::ranges::max_element(counts)) /
+                                static_cast<double>(examples.size());
+}
+
+// The same if the guess may depend on the first token, the outermost operator.
+double majority_by_root(std::span<const ListOpsExample> examples) {
+  std::map<uint8_t, std::array<int64_t, 10>> counts;
+  for (const auto& example : examples)
+    ++counts[example.expression.front()][static_cast<size_t>(example.label)];
+  int64_t right = 0;
+  for (const auto& [root, labels] : counts) right += *std::ranges::max_element(labels);
+  return examples.empty()
+             ? 0
+             : static_cast<double>(right) / static_cast<double>(examples.size());
+}
+
+void make_listops(const ListOpsFiles& files) {
+  namespace fs = std::filesystem;
+  const auto path = [&](const char* split) {
+    return (fs::path(files.folder) / ("basic_" + std::string(split) + ".tsv")).string();
+  };
+  for (const char* split : {"train", "val", "test"})
+    require(files.overwrite || !fs::exists(path(split)), path(split),
+            " is there already; choose another folder, or --overwrite");
+  std::error_code error;
+  fs::create_directories(files.folder, error);
+  require(!error, "cannot make the folder ", files.folder, ": ", error.message());
+
+  const auto examples = generate_listops(files.train + files.valid + files.test,
+                                         files.seed, files.options);
+  const std::span all(examples);
+  const struct {
+    const char* split;
+    std::span<const ListOpsExample> examples;
+  } parts[] = {{"train", all.subspan(0, files.train)},
+               {"val", all.subspan(files.train, files.valid)},
+               {"test", all.subspan(files.train + files.valid, files.test)}};
+  for (const auto& [split, part] : parts) {
+    write_listops(path(split), part);
+    std::cout << path(split) << ": " << part.size() << " examples\n";
+  }
+  int64_t tokens = 0;
+  for (const auto& example : examples)
+    tokens += static_cast<int64_t>(example.expression.size());
+  if (examples.empty()) return;
+  std::cout << "mean length " << tokens / static_cast<int64_t>(examples.size())
+            << " tokens; always the commonest label: " << 100 * majority(all)
+            << " % right; the commonest by the outermost operator: "
+            << 100 * majority_by_root(all) << " %\n";
+}
+
+}  // namespace
+
+void add_data(CLI::App& program) {
+  auto* const verb = program.add_subcommand("data", "makes data sets");
+  verb->require_subcommand(1);
+  auto* const listops = verb->add_subcommand(
+      "listops",
+      "ListOps in the files of the Long Range Arena: basic_train.tsv, "
+      "basic_val.tsv, basic_test.tsv");
+  const auto files = std::make_shared<ListOpsFiles>();
+  listops->add_option("--out", files->folder, "the folder to write to")->required();
+  const auto count = [&](const char* name, int64_t& value, const char* help) {
+    listops->add_option(name, value, help)
+        ->capture_default_str()
+        ->check(CLI::NonNegativeNumber);
+  };
+  count("--train", files->train, "examples to train on");
+  count("--valid", files->valid, "examples to choose by");
+  count("--test", files->test, "examples to judge by");
+  listops->add_option("--seed", files->seed, "one seed, one data set")
+      ->capture_default_str();
+  count("--min-length", files->options.min_length, "expressions are longer");
+  count("--max-length", files->options.max_length, "expressions are shorter");
+  count("--max-depth", files->options.max_depth, "of nested operators");
+  count("--max-args", files->options.max_args, "of an operator");
+  listops->add_flag("--overwrite", files->overwrite, "replace files that are there");
+  listops->callback([=] {
+    argument([&] { return generate_listops(0, files->seed, files->options); });
+    make_listops(*files);
+  });
+}
+
+}  // namespace longspan::cli
