@@ -40,6 +40,7 @@ constinit const Mechanism catalogue::dense{
     .can = {.causal = Causal::optional,
             .padding = true,
             .cross = true,
+            .causal_cross = true,
             .decoding = true,
             .positions = true,
             .bias = true,

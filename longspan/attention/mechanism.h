@@ -55,7 +55,10 @@ class Shared : public torch::nn::Module {
 // not claim before any work is done.
 class Part : public torch::nn::Module {
  public:
-  const Mechanism& mechanism() const { return *mechanism_; }
+  const Mechanism& mechanism() const {
+    TORCH_INTERNAL_ASSERT(mechanism_, "a part that make() did not make");
+    return *mechanism_;
+  }
   void belongs_to(const Mechanism& mechanism) { mechanism_ = &mechanism; }
 
  protected:
@@ -65,8 +68,8 @@ class Part : public torch::nn::Module {
   void check_tokens(const torch::Tensor& x, const Pass& pass) const;
   // Fails if `pass` asks for what only the fast form does.
   void check_reference(const Pass& pass) const;
-  // Runs `work`. If it fails, the records of `pass` are as before, and the message
-  // begins with the name of the mechanism.
+  // Runs `work`. If it fails, the records of `pass` have the tensors they had before,
+  // and the message of an Error begins with the name of the mechanism.
   template <class Work>
   auto guarded(Pass& pass, Work work) const;
 
@@ -136,9 +139,10 @@ enum class Carry { none, per_example, per_model };
 // each by itself, and claims nothing that is about several.
 struct Abilities {
   Causal causal = Causal::never;
-  bool padding = true;    // any mask.tokens
-  bool cross = false;     // keys and values of another sequence, N != M
-  bool decoding = false;  // pass.state
+  bool padding = true;        // any mask.tokens
+  bool cross = false;         // keys and values of another sequence, N != M
+  bool causal_cross = false;  // both at once
+  bool decoding = false;      // pass.state
   bool positions = false;
   bool bias = false;
   bool segments = false;

@@ -32,8 +32,8 @@ struct Mask {
 };
 
 // Named tensors that a layer keeps between calls, and the records of mechanisms inside
-// it. As a decoding state its tensors begin with the examples of the batch. Names have
-// no dots.
+// it. Tensors are replaced, never written into: copies of a record share them. As a
+// decoding state its tensors begin with the examples of the batch. Names have no dots.
 class Record {
  public:
   int64_t tokens = 0;  // seen so far

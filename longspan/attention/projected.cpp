@@ -84,7 +84,7 @@ Projected::Heads Projected::heads(const Tensor& x, Pass& pass) {
     heads.k = pass.crosses() ? in_heads(apply(q_, other), sizes_.heads) : heads.q;
   heads.v = in_heads(apply(v_, other), sizes_.key_heads);
   if (state) {
-    state->set("context_k", heads.k);
+    if (heads.k.defined()) state->set("context_k", heads.k);
     state->set("context_v", heads.v);
   }
   return heads;

@@ -11,7 +11,7 @@ using torch::Tensor;
 // Zeroes the rows of padded queries; the token axis of `out` is the last but one.
 Tensor without_padding(const Tensor& out, const Tensor& tokens) {
   if (!tokens.defined()) return out;
-  auto padding = tokens.logical_not().unsqueeze(-1);
+  auto padding = tokens.to(out.device()).logical_not().unsqueeze(-1);
   if (out.dim() == 4) padding = padding.unsqueeze(1);
   return out.masked_fill(padding, 0);
 }
@@ -100,7 +100,6 @@ auto Part::guarded(Pass& pass, Work work) const {
 }
 
 void Part::check_pass(const Pass& pass, int64_t examples, int64_t tokens) const {
-  TORCH_INTERNAL_ASSERT(mechanism_, "a part that make() did not make");
   const auto& [name, can] = std::tie(mechanism_->name, mechanism_->can);
   const auto refuse = [&](bool asked, bool able, const char* what) {
     require(!asked || able, name, ": ", what);
@@ -117,6 +116,8 @@ void Part::check_pass(const Pass& pass, int64_t examples, int64_t tokens) const 
     refuse(mask.segment.defined(), can.segments, "takes no segments, got mask.segment");
     refuse(pass.crosses(), can.cross,
            "is self-attention only, got a context; use a mechanism that claims cross");
+    refuse(pass.crosses() && mask.causal, can.causal_cross,
+           "has no causal form over a context, got mask.causal = true");
     refuse(pass.positions.defined(), can.positions,
            "takes no positions, got pass.positions");
     refuse(pass.bias.defined(), can.bias, "takes no bias of scores, got pass.bias");
@@ -241,13 +242,17 @@ Tensor TokenPart::reference(const Tensor& x, Pass& pass) {
 
 Stream Stack::forward(const Tensor& x, Pass& pass) {
   check_tokens(x, pass);
-  return guarded(pass, [&] { return run(x, pass); });
+  Stream out = guarded(pass, [&] { return run(x, pass); });
+  out.x = without_padding(out.x, out.tokens);
+  return out;
 }
 
 Stream Stack::reference(const Tensor& x, Pass& pass) {
   check_tokens(x, pass);
   check_reference(pass);
-  return guarded(pass, [&] { return define(x, pass); });
+  Stream out = guarded(pass, [&] { return define(x, pass); });
+  out.x = without_padding(out.x, out.tokens);
+  return out;
 }
 
 void Part::check_tokens(const Tensor& x, const Pass& pass) const {

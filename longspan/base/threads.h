@@ -28,8 +28,9 @@ struct BlasFacts {
 BlasFacts blas_facts();
 
 // Keeps the BLAS on one thread for the calling thread alone while it lives. Inside a
-// parallel loop an OpenBLAS is on one thread by itself; MKL runs on one as well, but
-// sums in the pieces of as many as it was allowed, unless told so.
+// parallel loop an OpenBLAS of OpenMP is on one thread by itself (one with threads of
+// its own is not: see BlasFacts); MKL runs on one as well, but sums in the pieces of as
+// many as it was allowed, unless told so.
 class OneBlasThread {
  public:
   OneBlasThread();

@@ -12,16 +12,26 @@
 namespace longspan {
 namespace {
 
-// A name is durable when its folder is.
-bool sync_folder(const std::string& path) {
-  const auto folder = std::filesystem::path(path).parent_path();
-  const int handle =
-      open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (handle < 0) return false;
-  const bool done = fsync(handle) == 0;
-  close(handle);
-  return done;
-}
+// The folder of a file, held open: a name is durable when its folder is.
+class Folder {
+ public:
+  explicit Folder(const std::string& path) {
+    const auto folder = std::filesystem::path(path).parent_path();
+    handle_ =
+        open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  }
+  ~Folder() {
+    if (handle_ >= 0) close(handle_);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+
+  bool is_open() const { return handle_ >= 0; }
+  void sync() const { fsync(handle_); }  // where a file system cannot, nothing is lost
+
+ private:
+  int handle_ = -1;
+};
 
 }  // namespace
 
@@ -53,9 +63,11 @@ void WholeFile::commit() {
   if (std::fflush(file_) != 0 || fsync(fileno(file_)) != 0) give_up(errno);
   const int closed = std::fclose(file_);
   file_ = nullptr;
-  if (closed != 0 || std::rename(unfinished_.c_str(), path_.c_str()) != 0 ||
-      !sync_folder(path_))
+  if (closed != 0) give_up(errno);
+  const Folder folder(path_);
+  if (!folder.is_open() || std::rename(unfinished_.c_str(), path_.c_str()) != 0)
     give_up(errno);
+  folder.sync();
 }
 
 }  // namespace longspan

@@ -63,6 +63,8 @@ void make_listops(const ListOpsFiles& files) {
   } parts[] = {{"train", all.subspan(0, files.train)},
                {"val", all.subspan(files.train, files.valid)},
                {"test", all.subspan(files.train + files.valid, files.test)}};
+  // Old and new files never stand together: what was there goes before the first comes.
+  for (const auto& [split, part] : parts) fs::remove(path(split), error);
   for (const auto& [split, part] : parts) {
     write_listops(path(split), part);
     std::cout << path(split) << ": " << part.size() << " examples\n";
@@ -91,7 +93,7 @@ void add_data(CLI::App& program) {
   const auto count = [&](const char* name, int64_t& value, const char* help) {
     listops->add_option(name, value, help)
         ->capture_default_str()
-        ->check(CLI::NonNegativeNumber);
+        ->check(CLI::Range(int64_t{0}, int64_t{1} << 30));
   };
   count("--train", files->train, "examples to train on");
   count("--valid", files->valid, "examples to choose by");

@@ -16,25 +16,28 @@ namespace {
 std::string explained(const CLI::App& program, const CLI::ParseError& error) {
   const CLI::App* where = &program;
   std::string verb = "longspan";
-  for (auto chosen = where->get_subcommands(); !chosen.empty();
-       chosen = where->get_subcommands()) {
-    where = chosen.back();
-    verb += " " + where->get_name();
+  while (true) {
+    std::vector<std::string> options, commands;
+    for (const auto* option : where->get_options())
+      for (const auto& name : option->get_lnames()) options.push_back("--" + name);
+    for (const auto* command : where->get_subcommands({}))
+      commands.push_back(command->get_name());
+    if (const auto unknown = where->remaining(); !unknown.empty()) {
+      const std::string& word = unknown.front();
+      if (word.starts_with('-')) return "no option " + word + hint(word, options);
+      if (commands.empty()) return "'" + word + "' is one argument too many";
+      return "no command '" + word + "'" + hint(word, commands);
+    }
+    const auto chosen = where->get_subcommands();
+    if (!chosen.empty()) {
+      where = chosen.back();
+      verb += " " + where->get_name();
+      continue;
+    }
+    if (error.get_name() == "RequiredError" && !commands.empty())
+      return "a command is missing; see " + verb + " --help";
+    return error.what();
   }
-  std::vector<std::string> options, commands;
-  for (const auto* option : where->get_options())
-    for (const auto& name : option->get_lnames()) options.push_back("--" + name);
-  for (const auto* command : where->get_subcommands({}))
-    commands.push_back(command->get_name());
-  const auto unknown = where->remaining();
-  if (unknown.empty()) {
-    if (commands.empty()) return error.what();
-    return "a command is missing; see " + verb + " --help";
-  }
-  const std::string& word = unknown.front();
-  if (word.starts_with('-')) return "no option " + word + hint(word, options);
-  if (commands.empty()) return "'" + word + "' is one argument too many";
-  return "no command '" + word + "'" + hint(word, commands);
 }
 
 int run(int count, char** words) {
@@ -45,7 +48,7 @@ int run(int count, char** words) {
   program
       .add_option("--threads", threads,
                   "how many CPU threads to use; else OMP_NUM_THREADS, else all cores")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 4096));
   program.parse_complete_callback([&] {
     if (threads > 0)
       set_threads(threads);

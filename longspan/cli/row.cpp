@@ -29,6 +29,7 @@ std::vector<std::pair<std::string, bool>> abilities(const Mechanism& mechanism) 
   const Abilities& can = mechanism.can;
   return {{"padding", can.padding},
           {"cross", can.cross},
+          {"causal_cross", can.causal_cross},
           {"decoding", can.decoding},
           {"positions", can.positions},
           {"bias", can.bias},

@@ -114,31 +114,41 @@ Subject::Output Subject::compute_once(const Tensors& inputs, Pass& pass,
   return output;
 }
 
+Tensor Subject::side(int64_t examples) const {
+  return normal({1, 4, sizes_.embedding}, 66, tensor_options())
+      .expand({examples, -1, -1});
+}
+
+Record Subject::carried(const Pass& pass, int64_t examples) const {
+  constexpr int64_t kTokens = 40;
+  Record carry;
+  if (mechanism_.can.carry == Carry::none) return carry;
+  const torch::NoGradGuard past;
+  Pass earlier;
+  earlier.mask.causal = pass.mask.causal;
+  earlier.draw = pass.draw;
+  earlier.training = pass.training;
+  earlier.carry = &carry;
+  if (mechanism_.can.side) earlier.side.x = side(examples);
+  Tensors others;  // alike for all examples
+  for (const auto& input : inputs(1, kTokens, /*seed=*/88)) {
+    auto shape = input.sizes().vec();
+    shape[0] = examples;
+    others.push_back(input.expand(shape));
+  }
+  compute_once(others, earlier, Form::fast);
+  return carry;
+}
+
 Subject::Output Subject::compute(const Tensors& inputs, Pass& pass, Form form) const {
   const int64_t examples = inputs[0].size(0);
-  if (mechanism_.can.side && !pass.side.x.defined())
-    pass.side.x = normal({1, 4, sizes_.embedding}, 66, tensor_options())
-                      .expand({examples, -1, -1});
+  if (mechanism_.can.side && !pass.side.x.defined()) pass.side.x = side(examples);
   if (mechanism_.can.carry == Carry::none || pass.carry)
     return compute_once(inputs, pass, form);
-
-  // Something was carried from a batch before.
-  Record carry;
-  pass.carry = &carry;
-  {
-    const torch::NoGradGuard past;
-    Pass earlier = pass;
-    Tensors others;
-    for (const auto& input : inputs) {
-      auto shape = input.sizes().vec();
-      shape[0] = 1;  // alike for all examples
-      others.push_back(normal(shape, 88, tensor_options()).expand(input.sizes()));
-    }
-    compute_once(others, earlier, Form::fast);
-  }
-  Output output = compute_once(inputs, pass, form);
-  pass.carry = nullptr;
-  return output;
+  Record carry = carried(pass, examples);
+  Pass with_carry = pass;
+  with_carry.carry = &carry;
+  return compute_once(inputs, with_carry, form);
 }
 
 Subject::Output Subject::run(const Tensors& inputs, Pass& pass) const {
@@ -154,7 +164,8 @@ Tensors Subject::with_gradients(const Tensors& inputs, Pass& pass, Form form) co
   for (const auto& input : inputs)
     leaves.push_back(input.detach().clone().requires_grad_());
   const Output output = compute(leaves, pass, form);
-  Tensors outs = {output.x};
+  Tensors all = {output.x}, outs = {output.x};
+  if (output.side.defined()) all.push_back(output.side);
   if (output.side.defined() && output.side.requires_grad()) outs.push_back(output.side);
   Tensors sources = leaves, weights;
   for (const auto& parameter : module().parameters())
@@ -167,8 +178,8 @@ Tensors Subject::with_gradients(const Tensors& inputs, Pass& pass, Form form) co
                                           /*allow_unused=*/true);
   for (size_t i = 0; i < results.size(); ++i)
     if (!results[i].defined()) results[i] = torch::zeros_like(sources[i]);
-  for (auto& out : outs) out = out.detach();
-  results.insert(results.begin(), outs.begin(), outs.end());
+  for (auto& out : all) out = out.detach();
+  results.insert(results.begin(), all.begin(), all.end());
   return results;
 }
 

@@ -44,6 +44,9 @@ class Subject {
   // Gives a context of `keys` tokens; an Attention has its keys from inputs().
   void add_context(Pass& pass, int64_t examples, int64_t keys) const;
 
+  // What the mechanism carries after one batch, which is always the same.
+  Record carried(const Pass& pass, int64_t examples) const;
+
   // A mechanism with a second stream or a carry is given one, unless `pass` has it.
   Output run(const Tensors& inputs, Pass& pass) const;
   Output reference(const Tensors& inputs, Pass& pass) const;
@@ -68,6 +71,7 @@ class Subject {
   bool is_attention() const {
     return std::holds_alternative<std::shared_ptr<Attention>>(part_);
   }
+  torch::Tensor side(int64_t examples) const;
   Output compute(const Tensors& inputs, Pass& pass, Form form) const;
   Output compute_once(const Tensors& inputs, Pass& pass, Form form) const;
   Tensors with_gradients(const Tensors& inputs, Pass& pass, Form form) const;

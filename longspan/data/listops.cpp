@@ -139,7 +139,7 @@ std::vector<ListOpsExample> generate_listops(int64_t count, uint64_t seed,
                                              const ListOpsOptions& options) {
   require(count >= 0, "ListOps: the number of examples must be 0 or more, got ", count);
   require(options.max_args >= 2 && options.max_depth >= 1 && options.min_length >= 0 &&
-              options.max_length >= options.min_length + 2,
+              options.max_length - 2 >= options.min_length,
           "ListOps: max_args must be 2 or more, max_depth 1 or more and max_length ",
           "min_length + 2 or more, got ", options.max_args, ", ", options.max_depth,
           ", ", options.max_length, " and min_length ", options.min_length);
@@ -184,6 +184,7 @@ int evaluate(std::span<const uint8_t> expression) {
   };
   std::vector<Open> open;
   for (size_t i = 0; i < expression.size(); ++i) {
+    require(expression[i] <= kClose, "ListOps: no token ", int{expression[i]});
     int value = expression[i];
     if (!is_digit(expression[i]) && expression[i] != kClose) {
       open.push_back({expression[i], {}});
@@ -279,7 +280,8 @@ std::vector<ListOpsExample> read_listops(const std::string& path) {
           "; `longspan data listops --out DIR` makes such files");
   std::vector<ListOpsExample> examples;
   std::string line;
-  for (int64_t number = 1; std::getline(file, line); ++number) {
+  int64_t number = 1;
+  for (; std::getline(file, line); ++number) {
     const std::string where = path + ", line " + std::to_string(number) + ": ";
     if (line.ends_with('\r')) line.pop_back();
     if (number == 1) {
@@ -304,6 +306,7 @@ std::vector<ListOpsExample> read_listops(const std::string& path) {
     }
   }
   require(!file.bad(), "cannot read ", path, ": ", std::strerror(errno));
+  require(number > 1, path, " is empty; it must begin with 'Source', tab, 'Target'");
   return examples;
 }
 

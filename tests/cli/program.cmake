@@ -71,14 +71,17 @@ expect(2 "^$" "^longspan: 'x' is one argument too many\n$" list x)
 expect(2 "^$" "^longspan: no mechanism called 'dens'; did you mean 'dense'\\?" describe dens)
 expect(2 "^$" "name" describe)
 expect(2 "^$" "^longspan: --device must be cpu or cuda, got tpu\n$" check --device tpu)
-expect(2 "^$" "threads" --threads 0 list)
+expect(2 "^$" "threads.*1.*4096" --threads 0 list)
+expect(2 "^$" "threads" --threads abc list)
+expect(2 "^$" "^longspan: no option --foo" --foo list)
+expect(2 "^$" "^longspan: no option --foo" data --foo listops --out x)
 
 # Every field of a row is there, with its type.
 execute_process(COMMAND ${PROGRAM} list --json OUTPUT_VARIABLE json
                 COMMAND_ERROR_IS_FATAL ANY)
 foreach(field IN ITEMS name:STRING summary:STRING paper:STRING class:STRING time:OBJECT
         memory:OBJECT seam:STRING projections:STRING causal:STRING order:STRING
-        padding:BOOLEAN cross:BOOLEAN decoding:BOOLEAN positions:BOOLEAN bias:BOOLEAN
+        padding:BOOLEAN cross:BOOLEAN causal_cross:BOOLEAN decoding:BOOLEAN positions:BOOLEAN bias:BOOLEAN
         segments:BOOLEAN global:BOOLEAN side:BOOLEAN carry:BOOLEAN dropout:BOOLEAN
         grouped:BOOLEAN state:STRING keeps:OBJECT full:BOOLEAN zero_weights:BOOLEAN
         by_content:BOOLEAN

@@ -47,8 +47,8 @@ class ToyMixer final : public Mixer {
  public:
   explicit ToyMixer(const Sizes& sizes) {
     inner_ = register_module(
-        "inner",
-        std::make_shared<Projected>(make<Attention>(catalogue::dense, sizes), sizes));
+        "inner", std::make_shared<Projected>(make<Attention>(catalogue::dense, sizes),
+                                             sizes, ProjectionOptions{.bias = true}));
   }
 
  private:
@@ -131,6 +131,31 @@ TEST(ContractOfSeams, SeesAStackLookAhead) {
   EXPECT_EQ(contract()[2].check(row, torch::kCPU).state, Verdict::State::broken);
 }
 
+// Leaves padding to the seam.
+class IdentityStack final : public Stack {
+ public:
+  explicit IdentityStack(const Sizes&) {}
+
+ private:
+  Stream run(const Tensor& x, Pass& pass) override {
+    return {.x = x, .tokens = pass.mask.tokens};
+  }
+  Stream define(const Tensor& x, Pass& pass) override { return run(x, pass); }
+};
+
+TEST(ContractOfSeams, LetsAStackLeavePaddingToTheSeam) {
+  const Verdict verdict =
+      contract()[3].check(toy<Stack, IdentityStack>("identity"), torch::kCPU);
+  EXPECT_EQ(verdict.state, Verdict::State::holds) << verdict.detail;
+}
+
+TEST(ContractOfSeams, AsksForTheSizeOfTheState) {
+  Mechanism row = catalogue::dense;
+  row.state_size = nullptr;
+  EXPECT_EQ(contract()[5].check(row, torch::kCPU).detail,
+            "claims decoding but its row has no state_size");
+}
+
 // Values reversed: causal from the last token to the first.
 class Backwards final : public Attention {
  public:
@@ -172,7 +197,7 @@ class WithSideAndCarry : public Mixer {
     const auto tokens = pass.mask.tokens;
     const auto real = tokens.defined() ? x * tokens.unsqueeze(-1) : x;
     const Tensor last = pass.carry->get("last");
-    pass.carry->set("last", real.detach().select(1, 0));
+    pass.carry->set("last", real.detach().sum(1));
     const auto out = real + pass.side.x.mean(1, true);
     pass.side.x = pass.side.x + real.sum(1, true);
     return last.defined() ? out + last.unsqueeze(1) : out;

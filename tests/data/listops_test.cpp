@@ -86,6 +86,8 @@ TEST(ListOps, RefusesWhatIsNoExpression) {
   EXPECT_EQ(refusal_of("[AVG 1 ]"), "ListOps: no token '[AVG'");
   EXPECT_EQ(refusal_of("( 1"), "ListOps: a parenthesis is not closed");
   EXPECT_EQ(refusal_of(") 1 ("), "ListOps: a parenthesis closes that was not opened");
+  const uint8_t unknown[] = {200};
+  EXPECT_EQ(refusal([&] { evaluate(unknown); }), "ListOps: no token 200");
   std::string deep;
   for (int i = 0; i < 200000; ++i) deep += "[MIN ";
   EXPECT_EQ(refusal_of(deep), "ListOps: a bracket is not closed");
@@ -180,6 +182,8 @@ TEST(ListOps, NamesTheLineThatIsWrong) {
   };
   EXPECT_EQ(refusal_of("Text\tLabel\n"),
             "bad.tsv, line 1: must be 'Source', tab, 'Target', got 'Text\tLabel'");
+  EXPECT_EQ(refusal_of(""),
+            "bad.tsv is empty; it must begin with 'Source', tab, 'Target'");
   EXPECT_EQ(refusal_of("Source\tTarget\r\n[MIN 1 2 ]\t1\r\n[MIN 1 2 ] 1\r\n"),
             "bad.tsv, line 3: must be an expression, tab, a digit, got '[MIN 1 2 ] 1'");
   EXPECT_EQ(
