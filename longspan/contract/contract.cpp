@@ -25,7 +25,7 @@ constexpr int64_t kLengths[] = {1, 7, 63, 64, 65, 129, 257};
 constexpr int64_t kHeadWidths[] = {5, 16, 64};
 
 // Two ways to the same number in double: apart by rounding alone.
-constexpr double kRounding = 1e-10;
+constexpr double kRounding = 1e-9;
 
 // Collects what is broken; the first case is the one that is told.
 class Breaches {

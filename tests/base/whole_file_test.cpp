@@ -1,29 +1,23 @@
 #include "longspan/base/whole_file.h"
 
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 
+#include "tests/support/folder.h"
 #include "tests/support/tensors.h"
 
 namespace longspan::testing {
 namespace {
 
-namespace fs = std::filesystem;
-
 class AWholeFile : public ::testing::Test {
  protected:
-  void SetUp() override { fs::create_directories(folder_); }
-  void TearDown() override { fs::remove_all(folder_); }
-
   std::string content() const {
     std::ifstream file(path_);
     return (std::ostringstream() << file.rdbuf()).str();
   }
 
-  const fs::path folder_ =
-      fs::temp_directory_path() / ("whole-file-" + std::to_string(getpid()));
-  const std::string path_ = (folder_ / "data.txt").string();
+  const Folder folder_;
+  const std::string path_ = folder_ / "data.txt";
 };
 
 TEST_F(AWholeFile, AppearsWhenItIsWhole) {
@@ -31,7 +25,7 @@ TEST_F(AWholeFile, AppearsWhenItIsWhole) {
     WholeFile file(path_);
     file.write("one ");
     file.write("two");
-    EXPECT_FALSE(fs::exists(path_));
+    EXPECT_NE(access(path_.c_str(), F_OK), 0);
     file.commit();
   }
   EXPECT_EQ(content(), "one two");
@@ -44,7 +38,7 @@ TEST_F(AWholeFile, LeavesNothingBehindUnlessCommitted) {
     file.write("new");
   }
   EXPECT_EQ(content(), "old");
-  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
+  EXPECT_EQ(folder_.entries(), 1);
 }
 
 TEST_F(AWholeFile, ReplacesWhatWasThere) {
@@ -58,16 +52,17 @@ TEST_F(AWholeFile, ReplacesWhatWasThere) {
 TEST_F(AWholeFile, SaysWhereItCannotWrite) {
   EXPECT_EQ(refusal([] { WholeFile file("/nowhere/data.txt"); }),
             "cannot write /nowhere/data.txt: No such file or directory");
-  if (!fs::exists("/dev/full")) GTEST_SKIP() << "no full device";
+  if (access("/dev/full", F_OK) != 0) GTEST_SKIP() << "no full device";
   // A full disk: the unfinished file is a link to the device that is always full.
-  fs::create_symlink("/dev/full", path_ + ".unfinished-" + std::to_string(getpid()));
+  const std::string unfinished = path_ + ".unfinished-" + std::to_string(getpid());
+  ASSERT_EQ(symlink("/dev/full", unfinished.c_str()), 0);
   EXPECT_EQ(refusal([&] {
               WholeFile file(path_);
               file.write(std::string(1 << 20, 'x'));
               file.commit();
             }),
             "cannot write " + path_ + ": No space left on device");
-  EXPECT_FALSE(fs::exists(path_));
+  EXPECT_NE(access(path_.c_str(), F_OK), 0);
 }
 
 }  // namespace

@@ -1,31 +1,16 @@
 #include "longspan/data/listops.h"
 
-#include <filesystem>
 #include <fstream>
 #include <set>
 
 #include "longspan/base/threads.h"
+#include "tests/support/folder.h"
 #include "tests/support/tensors.h"
 
 namespace longspan::testing {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr ListOpsOptions kShort{.min_length = 10, .max_length = 60};
-
-class Folder {
- public:
-  Folder()
-      : path_(fs::temp_directory_path() / ("listops-" + std::to_string(getpid()))) {
-    fs::create_directories(path_);
-  }
-  ~Folder() { fs::remove_all(path_); }
-  std::string operator/(const char* name) const { return (path_ / name).string(); }
-
- private:
-  fs::path path_;
-};
 
 // The text by the rule itself: pairs, each in parentheses, nested to the left.
 std::string paired_text(const Expression& expression, size_t& at) {
