@@ -16,10 +16,6 @@ Tensor without_padding(const Tensor& out, const Tensor& tokens) {
   return out.masked_fill(padding, 0);
 }
 
-bool is_integer(const Tensor& tensor) {
-  return tensor.scalar_type() == torch::kInt || tensor.scalar_type() == torch::kLong;
-}
-
 void check_positions(const Tensor& positions, const std::string& who, int64_t examples,
                      int64_t tokens) {
   if (!positions.defined()) return;
@@ -159,6 +155,7 @@ void Part::check_pass(const Pass& pass, int64_t examples, int64_t tokens) const 
   check_positions(pass.positions, std::string(name) + ": pass.positions", examples,
                   tokens);
 }
+
 void Part::check_reference(const Pass& pass) const {
   require(pass.state == nullptr && !(pass.training && pass.dropout > 0),
           mechanism().name,

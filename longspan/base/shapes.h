@@ -25,4 +25,9 @@ inline std::string shape(const torch::Tensor& tensor) {
   return text.str();
 }
 
+// Of a type that positions, buckets and rows may have.
+inline bool is_integer(const torch::Tensor& tensor) {
+  return tensor.scalar_type() == torch::kInt || tensor.scalar_type() == torch::kLong;
+}
+
 }  // namespace longspan

@@ -24,10 +24,6 @@ struct Extent {
   int64_t examples, heads, queries, width, value_width;
 };
 
-bool is_integer(const Tensor& tensor) {
-  return tensor.scalar_type() == torch::kInt || tensor.scalar_type() == torch::kLong;
-}
-
 bool one_or(int64_t size, int64_t expected) { return size == 1 || size == expected; }
 
 // Integers over rows: [count] or [B|1, H|1, count].

@@ -249,7 +249,6 @@ const Mutation kMutations[] = {
     {"KeepsMoreThanPromised", row_of<KeepsMoreThanPromised>(), 5},
     {"HasAnUnsavedParameter", row_of<HasAnUnsavedParameter>(), 6},
     {"ClaimsLinearMemory", with_memory_claim(), 7},
-
     {"DrawsFromTheGlobalGenerator", row_of<DrawsFromTheGlobalGenerator>(), 8},
     {"ComputesInBfloat16", row_of<ComputesInBfloat16>(), 9},
 };

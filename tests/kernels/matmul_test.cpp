@@ -65,68 +65,54 @@ TEST(Matmul, HasASecondGradient) {
       random_tensors(2, {4, 4}, torch::kDouble, 3)));
 }
 
+// The output of `f` and the gradients of `inputs` have the same bits with any number of
+// threads.
+void expect_repeats(const std::function<Tensor()>& f, const Tensors& inputs,
+                    const std::string& label) {
+  const auto results = [&](int threads) {
+    const UseThreads using_threads(threads);
+    const Tensor out = f();
+    auto all = torch::autograd::grad({out}, inputs, {torch::cos(out.detach())});
+    all.push_back(out);
+    return all;
+  };
+  const auto once = results(1);
+  for (const int threads : {1, 2, 3, 5, 8}) {
+    const auto again = results(threads);
+    for (size_t i = 0; i < once.size(); ++i)
+      EXPECT_TRUE(once[i].equal(again[i]))
+          << label << ", result " << i << ", " << threads << " threads";
+  }
+}
+
 TEST(Matmul, RepeatsBitForBitWithAnyNumberOfThreads) {
   for (const auto dtype : {torch::kFloat, torch::kDouble}) {
     for (const auto& [a, b] : kShapes) {
       const auto x = random_tensors(1, a, dtype)[0].requires_grad_();
       const auto y = random_tensors(1, b, dtype, 1)[0].requires_grad_();
-      const auto results = [&](int threads) {
-        const UseThreads using_threads(threads);
-        const Tensor out = longspan::matmul(x, y);
-        auto all = torch::autograd::grad({out}, {x, y}, {torch::cos(out.detach())});
-        all.push_back(out);
-        return all;
-      };
-      const auto once = results(1);
-      for (const int threads : {1, 2, 3, 5, 8}) {
-        const auto again = results(threads);
-        for (size_t i = 0; i < once.size(); ++i)
-          EXPECT_TRUE(once[i].equal(again[i]))
-              << a << " " << b << ", result " << i << ", " << threads << " threads";
-      }
+      std::ostringstream label;
+      label << a << " x " << b;
+      expect_repeats([&] { return longspan::matmul(x, y); }, {x, y}, label.str());
     }
   }
 }
 
-TEST(Linear, EqualsLibTorchsAndRepeats) {
-  const auto x = random_tensors(1, {3, 517, 33}, torch::kFloat)[0].requires_grad_();
-  const auto w = random_tensors(1, {77, 33}, torch::kFloat, 1)[0].requires_grad_();
-  const auto b = random_tensors(1, {77}, torch::kFloat, 2)[0].requires_grad_();
+TEST(Linear, EqualsLibTorchs) {
+  const auto x = random_tensors(1, {3, 517, 33}, torch::kFloat)[0];
+  const auto w = random_tensors(1, {77, 33}, torch::kFloat, 1)[0];
+  const auto b = random_tensors(1, {77}, torch::kFloat, 2)[0];
   EXPECT_TRUE(close(longspan::linear(x, w, b), torch::linear(x, w, b), 1e-5));
   EXPECT_TRUE(close(longspan::linear(x, w), torch::linear(x, w), 1e-5));
-  const auto results = [&](int threads) {
-    const UseThreads using_threads(threads);
-    const Tensor out = longspan::linear(x, w, b);
-    return torch::autograd::grad({out}, {x, w, b}, {torch::cos(out.detach())});
-  };
-  const auto once = results(1);
-  for (const int threads : {2, 3, 5}) {
-    const auto again = results(threads);
-    for (size_t i = 0; i < once.size(); ++i)
-      EXPECT_TRUE(once[i].equal(again[i])) << "result " << i << ", " << threads;
-  }
 }
 
 // 1 and 37: where LibTorch's sum over rows, of the bias, does not repeat.
 TEST(Linear, RepeatsBitForBitWithAnyNumberOfThreads) {
   const auto x = random_tensors(1, {3, 15000, 33}, torch::kFloat)[0].requires_grad_();
-  for (const int64_t out : {1, 37}) {
+  for (const int64_t out : {1, 37, 77}) {
     const auto w = random_tensors(1, {out, 33}, torch::kFloat, 1)[0].requires_grad_();
     const auto b = random_tensors(1, {out}, torch::kFloat, 2)[0].requires_grad_();
-    const auto results = [&](int threads) {
-      const UseThreads using_threads(threads);
-      const Tensor y = longspan::linear(x, w, b);
-      auto all = torch::autograd::grad({y}, {x, w, b}, {torch::cos(y.detach())});
-      all.push_back(y);
-      return all;
-    };
-    const auto once = results(1);
-    for (const int threads : {1, 2, 3, 5, 8}) {
-      const auto again = results(threads);
-      for (size_t i = 0; i < once.size(); ++i)
-        EXPECT_TRUE(once[i].equal(again[i]))
-            << "out " << out << ", result " << i << ", " << threads << " threads";
-    }
+    expect_repeats([&] { return longspan::linear(x, w, b); }, {x, w, b},
+                   "out " + std::to_string(out));
   }
 }
 
