@@ -12,22 +12,6 @@
 namespace longspan {
 namespace {
 
-std::vector<std::string> split(std::string_view choices) {
-  std::vector<std::string> words;
-  while (!choices.empty()) {
-    const size_t end = std::min(choices.find('|'), choices.size());
-    words.emplace_back(choices.substr(0, end));
-    choices.remove_prefix(std::min(end + 1, choices.size()));
-  }
-  return words;
-}
-
-std::optional<double> as_number(const Value& value) {
-  if (const auto* whole = value.as<int64_t>()) return static_cast<double>(*whole);
-  if (const auto* number = value.as<double>()) return *number;
-  return std::nullopt;
-}
-
 std::string_view expected(Kind kind) {
   switch (kind) {
     case Kind::integer: return "a whole number";
@@ -48,7 +32,7 @@ std::optional<Value> spread(const Setting& setting, const Value& value, int64_t 
   if (!map || !is_number || map->size() != 2 || !map->contains("from") ||
       !map->contains("to"))
     return std::nullopt;
-  const auto from = as_number(map->at("from")), to = as_number(map->at("to"));
+  const auto from = map->at("from").as_number(), to = map->at("to").as_number();
   if (!from || !to) return std::nullopt;
   const double part = layers > 1 ? static_cast<double>(layer) / (layers - 1) : 0;
   const double number = *from + (*to - *from) * part;
@@ -83,7 +67,7 @@ Value checked(const std::string& who, const Setting& setting, const Value& value
       if (!value.as<int64_t>()) refuse();
       break;
     case Kind::number:
-      if (!as_number(value)) refuse();
+      if (!value.as_number()) refuse();
       break;
     case Kind::boolean:
       if (!value.as<bool>()) refuse();
@@ -96,10 +80,10 @@ Value checked(const std::string& who, const Setting& setting, const Value& value
       break;
     case Kind::mechanism: Chosen::from(value, who); break;
   }
-  if (const auto number = as_number(value))
+  if (const auto number = value.as_number())
     require(*number >= setting.least, who, " must be ", setting.least, " or more, got ",
             value.text());
-  if (const auto words = split(setting.choices); !words.empty()) {
+  if (const auto words = split_choices(setting.choices); !words.empty()) {
     const auto& word = *value.as<std::string>();
     require(std::ranges::find(words, word) != words.end(), who, ": no choice '", word,
             "'", hint(word, words));
@@ -136,7 +120,7 @@ Chosen Chosen::from(const Value& value, std::string_view who) {
 double Settings::number(std::string_view name) const {
   const auto found = values_.find(name);
   TORCH_INTERNAL_ASSERT(found != values_.end(), "no setting ", name);
-  const auto number = as_number(found->second);
+  const auto number = found->second.as_number();
   TORCH_INTERNAL_ASSERT(number, name, " is not a number");
   return *number;
 }

@@ -12,6 +12,22 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The options are wrong, not what they were applied to: exit code 2 of the program.
+class UsageError : public Error {
+ public:
+  using Error::Error;
+};
+
+// Turns an Error about options into a UsageError.
+template <class Resolve>
+auto argument(Resolve resolve) {
+  try {
+    return resolve();
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
+}
+
 // Throws Error with `parts` joined into its message.
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {

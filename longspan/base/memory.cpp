@@ -113,7 +113,7 @@ class Memory {
       if (capacity >= kSmall) header = take_kept(capacity);
       if (!header) header = take_new(capacity);
     }
-    TORCH_CHECK(header, "longspan: no memory for a tensor of ", bytes,
+    TORCH_CHECK(header, "no memory for a tensor of ", bytes,
                 " bytes on the CPU beside the ", asked_.now(), " bytes in use");
     header->asked = bytes;
     asked_.add(bytes);

@@ -45,6 +45,9 @@ class PeakBytes {
   // The most bytes that lived at once since construction, less those that lived then.
   int64_t newly() const;
 
+  // The same with those that lived then.
+  int64_t total() const { return before_ + newly(); }
+
  private:
   torch::Device device_;
   int64_t before_ = 0;

@@ -1,11 +1,11 @@
 #include "longspan/base/value.h"
 
+#include <algorithm>
 #include <charconv>
-
-#include <yaml-cpp/yaml.h>
 
 #include "longspan/base/error.h"
 #include "longspan/base/words.h"
+#include "longspan/base/yaml.h"
 
 namespace longspan {
 namespace {
@@ -26,28 +26,6 @@ Value plain_scalar(const std::string& text) {
   return text;
 }
 
-Value convert(const YAML::Node& node) {
-  switch (node.Type()) {
-    case YAML::NodeType::Scalar:
-      return node.Tag() == "!" ? Value(node.Scalar()) : plain_scalar(node.Scalar());
-    case YAML::NodeType::Sequence: {
-      Value::List list;
-      for (const auto& item : node) list.push_back(convert(item));
-      return list;
-    }
-    case YAML::NodeType::Map: {
-      Value::Map map;
-      for (const auto& entry : node) {
-        const auto name = entry.first.as<std::string>();
-        require(map.emplace(name, convert(entry.second)).second, "'", name,
-                "' is given twice");
-      }
-      return map;
-    }
-    default: fail("a value is missing");
-  }
-}
-
 std::string number_text(double number) {
   char buffer[32];
   const auto [end, error] = std::to_chars(buffer, buffer + sizeof buffer, number);
@@ -58,8 +36,10 @@ std::string number_text(double number) {
 
 // Quoted where plain text would be read as something else.
 std::string word_text(const std::string& word) {
+  static const std::vector<std::string> kOther = {"null", "Null", "NULL", "-", "?"};
   const bool plain =
       !word.empty() && plain_scalar(word).as<std::string>() &&
+      std::ranges::find(kOther, word) == kOther.end() &&
       word.find_first_of(" \t\n\"'\\,:[]{}#&*!|>%@`~") == std::string::npos;
   if (plain) return word;
   std::string text = "\"";
@@ -82,11 +62,39 @@ std::string enclosed(char open, const std::vector<std::string>& items, char clos
   return text;
 }
 
+// `depth`: how many lists and maps it is in.
+Value from_yaml(const YAML::Node& node, int depth) {
+  constexpr int kDeepest = 100;  // an alias inside its own anchor has no end
+  require(depth < kDeepest, "a value is nested too deep");
+  switch (node.Type()) {
+    case YAML::NodeType::Scalar:
+      return node.Tag() == "!" ? Value(node.Scalar()) : plain_scalar(node.Scalar());
+    case YAML::NodeType::Sequence: {
+      Value::List list;
+      for (const auto& item : node) list.push_back(from_yaml(item, depth + 1));
+      return list;
+    }
+    case YAML::NodeType::Map: {
+      Value::Map map;
+      for (const auto& entry : node) {
+        require(entry.first.IsScalar(), "a key must be a word");
+        const std::string& name = entry.first.Scalar();
+        require(map.emplace(name, from_yaml(entry.second, depth + 1)).second, "'", name,
+                "' is given twice");
+      }
+      return map;
+    }
+    default: fail("a value is missing");
+  }
+}
+
 }  // namespace
+
+Value from_yaml(const YAML::Node& node) { return from_yaml(node, 0); }
 
 Value Value::parse(const std::string& yaml) {
   try {
-    return convert(YAML::Load(yaml));
+    return from_yaml(YAML::Load(yaml));
   } catch (const YAML::Exception& error) {
     fail("'", yaml, "' is not YAML: ", error.msg);
   } catch (const Error& error) {

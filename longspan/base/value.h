@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -34,6 +35,13 @@ class Value {
   template <class T>
   const T* as() const {
     return std::get_if<T>(&held_);
+  }
+
+  // The value of a number, whole or not.
+  std::optional<double> as_number() const {
+    if (const auto* whole = as<int64_t>()) return static_cast<double>(*whole);
+    if (const auto* number = as<double>()) return *number;
+    return std::nullopt;
   }
 
   // As YAML on one line; parse() reads it back.

@@ -1,7 +1,10 @@
 #include "longspan/base/words.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <iomanip>
 #include <numeric>
+#include <sstream>
 
 namespace longspan {
 namespace {
@@ -36,7 +39,7 @@ std::string joined(const std::vector<std::string>& names, std::string_view separ
   return text;
 }
 
-std::string hint(std::string_view unknown, const std::vector<std::string>& known) {
+std::string nearest(std::string_view unknown, const std::vector<std::string>& known) {
   const size_t near = std::max<size_t>(1, unknown.size() / 3);
   const std::string* best = nullptr;
   size_t best_edits = near + 1;
@@ -47,9 +50,49 @@ std::string hint(std::string_view unknown, const std::vector<std::string>& known
       best_edits = distance;
     }
   }
-  const std::string question = best ? "; did you mean '" + *best + "'?" : "";
-  if (known.empty()) return question + "; there are none";
-  return question + (best ? " there are: " : "; there are: ") + joined(known);
+  return best ? *best : std::string();
+}
+
+std::string hint(std::string_view unknown, const std::vector<std::string>& known) {
+  if (known.empty()) return "; there are none";
+  const std::string meant = nearest(unknown, known);
+  if (meant.empty()) return "; there are: " + joined(known);
+  return "; did you mean '" + meant + "'? there are: " + joined(known);
+}
+
+std::vector<std::string> split_choices(std::string_view choices) {
+  std::vector<std::string> words;
+  while (!choices.empty()) {
+    const size_t end = std::min(choices.find('|'), choices.size());
+    words.emplace_back(choices.substr(0, end));
+    choices.remove_prefix(std::min(end + 1, choices.size()));
+  }
+  return words;
+}
+
+std::string percent(double share) {
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(1) << 100 * share << " %";
+  return text.str();
+}
+
+// "1.2k", "3.4M"
+std::string short_number(double number) {
+  constexpr const char* kUnits[] = {"", "k", "M", "G", "T", "P"};
+  size_t unit = 0;
+  for (; number >= 1000 && unit + 1 < std::size(kUnits); ++unit) number /= 1000;
+  std::ostringstream text;
+  text << std::setprecision(3) << number << kUnits[unit];
+  return text.str();
+}
+
+std::string duration(double seconds) {
+  const auto whole = static_cast<int64_t>(std::max(0.0, seconds));
+  if (whole < 60) return std::to_string(whole) + " s";
+  if (whole < 3600)
+    return std::to_string(whole / 60) + " min " + std::to_string(whole % 60) + " s";
+  return std::to_string(whole / 3600) + " h " + std::to_string(whole % 3600 / 60) +
+         " min";
 }
 
 }  // namespace longspan

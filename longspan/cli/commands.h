@@ -9,29 +9,22 @@
 
 namespace longspan::cli {
 
-// The command line or configuration is wrong: exit code 2.
-class UsageError : public Error {
- public:
-  using Error::Error;
+// What the command did not find in order. Its message has been printed.
+struct Failed {
+  int code = 1;  // to exit with
 };
 
-// What the command did not find in order: exit code 1. Its message has been printed.
-class Failed {};
-
-// Turns an Error about an argument into a UsageError.
-template <class Resolve>
-auto argument(Resolve resolve) {
-  try {
-    return resolve();
-  } catch (const Error& error) {
-    throw UsageError(error.what());
-  }
-}
+// --threads, before the command or after it.
+void add_threads(CLI::App& app);
 
 void add_list(CLI::App& program);
 void add_describe(CLI::App& program);
 void add_info(CLI::App& program);
 void add_check(CLI::App& program);
 void add_data(CLI::App& program);
+void add_train(CLI::App& program);
+void add_eval(CLI::App& program);
+void add_predict(CLI::App& program);
+void add_bench(CLI::App& program);
 
 }  // namespace longspan::cli

@@ -1,9 +1,11 @@
 #include <iomanip>
 #include <iostream>
+#include <map>
 #include <memory>
 
 #include "longspan/base/words.h"
 #include "longspan/cli/commands.h"
+#include "longspan/cli/experiment_options.h"
 #include "longspan/cli/row.h"
 
 namespace longspan::cli {
@@ -43,14 +45,62 @@ void print(const Mechanism& mechanism) {
     line("preset " + std::string(preset.name), preset.settings);
 }
 
+// The model of a configuration: its parts, sizes and arithmetic.
+void print(const Experiment& experiment) {
+  const Task task = outline_task(experiment.task);
+  const auto model = make_model(experiment, task);
+  const EncoderOptions& options = experiment.model;
+  std::cout << options.layers << " layers of " << options.attention.text() << ", "
+            << options.heads << " heads, " << options.embedding << " wide; "
+            << task.name << " with " << task.ids << " ids, " << task.longest
+            << " tokens at most\n";
+  std::map<std::string, int64_t> parts;
+  for (const auto& entry : model->named_parameters()) {
+    std::string part = entry.key();
+    if (part.starts_with("encoder.")) part = part.substr(8);
+    part = part.substr(0, part.find('.'));
+    parts[part] += entry.value().numel();
+  }
+  for (const auto& [part, count] : parts)
+    std::cout << "  " << std::left << std::setw(24) << part << std::right
+              << std::setw(12) << count << '\n';
+  std::cout << "  " << std::left << std::setw(24) << "parameters" << std::right
+            << std::setw(12) << parameter_count(*model) << '\n';
+  const auto flops = static_cast<double>(
+      forward_flops(*model, task.longest, device_of(experiment.train)));
+  std::cout << "  forward pass of one sequence of " << task.longest
+            << " tokens: " << std::setprecision(4) << flops / 1e9
+            << " GFLOP; a training step of " << experiment.train.batch << ": "
+            << 3 * flops * static_cast<double>(experiment.train.batch) / 1e9
+            << " GFLOP\n";
+}
+
 }  // namespace
 
 void add_describe(CLI::App& program) {
   auto* const verb = program.add_subcommand(
-      "describe", "all about one mechanism: claims and settings");
+      "describe", "all about one mechanism, or about the model of a configuration");
+  verb->footer(
+      "Examples:\n"
+      "  longspan describe dense\n"
+      "  longspan describe -c configs/lra/listops/dense.yaml --model.layers 1");
   const auto name = std::make_shared<std::string>();
-  verb->add_option("name", *name, "a mechanism, as in `longspan list`")->required();
-  verb->callback([=] { print(*argument([&] { return &find_mechanism(*name); })); });
+  verb->add_option("name", *name, "a mechanism, as in `longspan list`");
+  const auto options = std::make_shared<ExperimentOptions>(*verb);
+  verb->callback([=] {
+    if (!name->empty()) {
+      if (options->has_files())
+        throw UsageError(
+            "describe takes the name of a mechanism or -c CONFIG, not both");
+      options->resolved();  // refuses what is no option
+      print(*argument([&] { return &find_mechanism(*name); }));
+      return;
+    }
+    if (!options->has_files())
+      throw UsageError("describe needs the name of a mechanism, or -c CONFIG");
+    const Experiment experiment = options->resolved();
+    if (!options->dumped(experiment)) print(experiment);
+  });
 }
 
 }  // namespace longspan::cli

@@ -1,5 +1,8 @@
+#include <csignal>
 #include <cstdlib>
 #include <iostream>
+#include <new>
+#include <stdexcept>
 
 #include <c10/util/Exception.h>
 
@@ -22,7 +25,8 @@ std::string explained(const CLI::App& program, const CLI::ParseError& error) {
       for (const auto& name : option->get_lnames()) options.push_back("--" + name);
     for (const auto* command : where->get_subcommands({}))
       commands.push_back(command->get_name());
-    if (const auto unknown = where->remaining(); !unknown.empty()) {
+    const auto unknown = where->remaining();
+    if (!unknown.empty() && !where->get_allow_extras()) {
       const std::string& word = unknown.front();
       if (word.starts_with('-')) return "no option " + word + hint(word, options);
       if (commands.empty()) return "'" + word + "' is one argument too many";
@@ -36,30 +40,39 @@ std::string explained(const CLI::App& program, const CLI::ParseError& error) {
     }
     if (error.get_name() == "RequiredError" && !commands.empty())
       return "a command is missing; see " + verb + " --help";
-    return error.what();
+    const std::string message = error.what();
+    if (error.get_name() == "ArgumentMismatch" && message.ends_with(" missing"))
+      return message.substr(0, message.find(':')) + " needs a value";
+    return message;
   }
 }
+
+}  // namespace
+
+void add_threads(CLI::App& app) {
+  app.add_option_function<int>(
+         "--threads", [](int threads) { set_threads(threads); },
+         "how many CPU threads to use; else OMP_NUM_THREADS, else all cores")
+      ->check(CLI::Range(1, 4096));
+}
+
+namespace {
 
 int run(int count, char** words) {
   CLI::App program("Longspan: efficient Transformers on LibTorch", "longspan");
   program.require_subcommand(1);
   program.set_version_flag("--version", std::string("longspan ") + kVersion);
-  int threads = 0;
-  program
-      .add_option("--threads", threads,
-                  "how many CPU threads to use; else OMP_NUM_THREADS, else all cores")
-      ->check(CLI::Range(1, 4096));
-  program.parse_complete_callback([&] {
-    if (threads > 0)
-      set_threads(threads);
-    else if (std::getenv("OMP_NUM_THREADS") == nullptr)
-      set_threads(usable_cores());
-  });
+  if (std::getenv("OMP_NUM_THREADS") == nullptr) set_threads(usable_cores());
+  add_threads(program);
   add_list(program);
   add_describe(program);
   add_info(program);
   add_check(program);
   add_data(program);
+  add_train(program);
+  add_eval(program);
+  add_predict(program);
+  add_bench(program);
   try {
     program.parse(count, words);
   } catch (const CLI::Success& done) {  // --help and --version
@@ -74,19 +87,30 @@ int run(int count, char** words) {
 }  // namespace longspan::cli
 
 int main(int count, char** words) {
-  const auto complain = [](const std::string& message, int code) {
+  const auto complain = [](std::string message, int code) {
+    // One line, whatever is in the names and values it quotes.
+    while (message.ends_with('\n')) message.pop_back();
+    for (char& letter : message)
+      if (static_cast<unsigned char>(letter) < ' ') letter = ' ';
     std::cerr << "longspan: " << message << '\n';
     return code;
   };
   try {
+    std::signal(SIGXFSZ, SIG_IGN);  // a file too large is an error of its write
     longspan::reuse_memory();
-    return longspan::cli::run(count, words);
-  } catch (const longspan::cli::UsageError& error) {
+    const int code = longspan::cli::run(count, words);
+    std::cout.flush();
+    return std::cout ? code : complain("cannot write to standard output", 1);
+  } catch (const longspan::UsageError& error) {
     return complain(error.what(), 2);
-  } catch (const longspan::cli::Failed&) {
-    return 1;
+  } catch (const longspan::cli::Failed& failed) {
+    return failed.code;
   } catch (const c10::Error& error) {
     return complain(error.what_without_backtrace(), 1);
+  } catch (const std::bad_alloc&) {
+    return complain("there is not enough memory for this", 1);
+  } catch (const std::length_error&) {  // more than any memory has
+    return complain("there is not enough memory for this", 1);
   } catch (const std::exception& error) {
     return complain(error.what(), 1);
   }

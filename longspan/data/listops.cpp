@@ -253,8 +253,8 @@ Expression parse_listops(std::string_view text) {
   return expression;
 }
 
-std::vector<int64_t> listops_ids(std::span<const uint8_t> expression) {
-  std::vector<int64_t> ids;
+std::vector<int32_t> listops_ids(std::span<const uint8_t> expression) {
+  std::vector<int32_t> ids;
   ids.reserve(expression.size());
   for (const uint8_t token : expression) {
     if (token == kClose)
@@ -307,6 +307,7 @@ std::vector<ListOpsExample> read_listops(const std::string& path) {
   }
   require(!file.bad(), "cannot read ", path, ": ", std::strerror(errno));
   require(number > 1, path, " is empty; it must begin with 'Source', tab, 'Target'");
+  require(!examples.empty(), path, " has no examples after its first line");
   return examples;
 }
 

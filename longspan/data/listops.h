@@ -58,7 +58,7 @@ Expression parse_listops(std::string_view text);
 // What a model is fed: 0 is padding, 1 .. 10 the digits, then [MIN, [MAX, [MED, [SM and
 // the closing bracket; 16 is any other operator.
 constexpr int64_t kListOpsIds = 17;
-std::vector<int64_t> listops_ids(std::span<const uint8_t> expression);
+std::vector<int32_t> listops_ids(std::span<const uint8_t> expression);
 
 // Files in the layout of the Long Range Arena: a header, then text, tab, label, with
 // lines that end in carriage return and line feed. A file appears whole or not at all.

@@ -7,6 +7,7 @@
 #include <ATen/ExpandUtils.h>
 
 #include "longspan/base/error.h"
+#include "longspan/base/flops.h"
 #include "longspan/base/shapes.h"
 #include "longspan/kernels/matmul.h"
 #include "longspan/kernels/random_numbers.h"
@@ -279,6 +280,20 @@ Tensor dropout_factors(const Dropout& dropout, const Tensor& query_rows,
          (1 - dropout.probability);
 }
 
+// The pairs that the layout of a source shows, over all examples and heads.
+int64_t visited_pairs(const Source& source, const Extent& sizes) {
+  if (!source.layout)
+    return sizes.examples * sizes.heads * sizes.queries * source.k.size(2);
+  std::vector<int64_t> each;
+  for (int64_t pattern = 0; pattern < source.layout->patterns(); ++pattern)
+    each.push_back(source.layout->pairs(pattern));
+  int64_t pairs = 0;
+  for (int64_t example = 0; example < sizes.examples; ++example)
+    for (int64_t head = 0; head < sizes.heads; ++head)
+      pairs += each[source.layout->pattern_of(example, head)];
+  return pairs;
+}
+
 }  // namespace
 
 Tensor bias_scores(const Bias& bias, const Tensor& q, double scale,
@@ -439,6 +454,10 @@ Attended block_attention_reference(const Queries& queries,
 
 Attended block_attention(const Queries& queries, const std::vector<Source>& sources,
                          const BlockAttention& options) {
+  const Extent sizes = check(queries, sources, options);
+  int64_t pairs = 0;
+  for (const Source& source : sources) pairs += visited_pairs(source, sizes);
+  const Flops counted(2 * pairs * (sizes.width + sizes.value_width));
   return block_attention_reference(queries, sources, options);
 }
 

@@ -1,15 +1,14 @@
 #include "longspan/kernels/layer_norm.h"
 
-#include <algorithm>
 #include <cmath>
 
-#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "longspan/base/error.h"
 #include "longspan/base/shapes.h"
 #include "longspan/kernels/cpu/isa.h"
 #include "longspan/kernels/cpu/layer_norm.h"
+#include "longspan/kernels/rows.h"
 
 namespace longspan {
 namespace {
@@ -19,10 +18,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 constexpr char kWho[] = "layer norm: ";
-
-// Rows whose gradients of weight and bias are added up one after the other. The cuts
-// depend on the problem only, so that the number of threads cannot change a bit.
-constexpr int64_t kSlice = 64;
 
 // Doubles serve checks of gradients: plain loops will do.
 void norm_doubles(const cpu::LayerNormRows<double>& rows) {
@@ -77,36 +72,6 @@ auto kernel_for(const cpu::LayerNormGradientRows<double>&) {
   return norm_doubles_gradient;
 }
 
-// work(slice, first row, number of rows) for every slice.
-template <class Work>
-void each_slice(int64_t rows, int64_t width, const Work& work) {
-  constexpr int64_t kWorthAThread = 1 << 14;  // numbers
-  const int64_t slices = (rows + kSlice - 1) / kSlice;
-  at::parallel_for(0, slices, std::max<int64_t>(1, kWorthAThread / (kSlice * width)),
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t slice = begin; slice < end; ++slice) {
-                       const int64_t first = slice * kSlice;
-                       work(slice, first, std::min(kSlice, rows - first));
-                     }
-                   });
-}
-
-// The sum of `partial` [slices, width] over slices, in their order: [width].
-Tensor sum_of_slices(const Tensor& partial) {
-  const int64_t slices = partial.size(0), width = partial.size(1);
-  Tensor result = torch::zeros({width}, partial.options());
-  const double* from = partial.data_ptr<double>();
-  double* to = result.data_ptr<double>();
-  for (int64_t slice = 0; slice < slices; ++slice)
-    for (int64_t i = 0; i < width; ++i) to[i] += from[slice * width + i];
-  return result;
-}
-
-template <class Number>
-const Number* pointer(const Tensor& tensor) {
-  return tensor.defined() ? tensor.data_ptr<Number>() : nullptr;
-}
-
 struct Normed {
   Tensor y, mean, rstd;
 };
@@ -153,14 +118,14 @@ template <class Number>
 Gradients backward_as(const Tensor& dy, const Tensor& x, const Tensor& weight,
                       const Tensor& mean, const Tensor& rstd, Wanted wanted) {
   const int64_t width = x.size(-1), rows = x.numel() / width;
-  const int64_t slices = (rows + kSlice - 1) / kSlice;
+  const int64_t slices = slices_of(rows);
   Tensor dx, dweight, dbias;
   if (wanted.dx) dx = torch::empty(x.sizes(), x.options());
   if (wanted.dweight) dweight = torch::zeros({slices, width}, torch::kDouble);
   if (wanted.dbias) dbias = torch::zeros({slices, width}, torch::kDouble);
-  Number* const dx_first = wanted.dx ? dx.data_ptr<Number>() : nullptr;
-  double* const dweight_first = wanted.dweight ? dweight.data_ptr<double>() : nullptr;
-  double* const dbias_first = wanted.dbias ? dbias.data_ptr<double>() : nullptr;
+  Number* const dx_first = pointer<Number>(dx);
+  double* const dweight_first = pointer<double>(dweight);
+  double* const dbias_first = pointer<double>(dbias);
 
   const cpu::LayerNormGradientRows<Number> all{.dy = pointer<Number>(dy),
                                                .x = pointer<Number>(x),
@@ -184,17 +149,6 @@ Gradients backward_as(const Tensor& dy, const Tensor& x, const Tensor& weight,
   if (wanted.dweight) dweight = sum_of_slices(dweight);
   if (wanted.dbias) dbias = sum_of_slices(dbias);
   return {dx, dweight, dbias};
-}
-
-// What bfloat16 and half are computed in.
-torch::Dtype inner_dtype(const Tensor& x) {
-  return x.scalar_type() == torch::kDouble ? torch::kDouble : torch::kFloat;
-}
-
-// `tensor` for the kernels; undefined where it is the empty stand-in for none.
-Tensor inner(const Tensor& tensor, torch::Dtype dtype) {
-  return tensor.numel() == 0 && tensor.dim() == 1 ? Tensor()
-                                                  : tensor.to(dtype).contiguous();
 }
 
 class LayerNormFunction : public torch::autograd::Function<LayerNormFunction> {
@@ -262,7 +216,6 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
                   double epsilon) {
   check(x, weight, bias, epsilon);
   if (!x.is_cpu()) return layer_norm_reference(x, weight, bias, epsilon);
-  // Custom functions of LibTorch take no undefined tensors.
   const Tensor none = torch::empty({0}, x.options());
   return LayerNormFunction::apply(x, weight.defined() ? weight : none,
                                   bias.defined() ? bias : none, epsilon);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "longspan/base/error.h"
+#include "longspan/base/flops.h"
 #include "longspan/base/shapes.h"
 #include "longspan/kernels/matmul.h"
 
@@ -278,6 +279,10 @@ LinearState final_state(const Prepared& in, bool log_features) {
 LinearAttended linear_attention(const LinearInputs& inputs,
                                 const LinearAttention& options) {
   check(inputs, options);
+  const Tensor &q = inputs.q, &v = inputs.v;
+  // A token is put into the sums, and read from them.
+  const Flops counted(2 * q.size(0) * q.size(1) * (q.size(2) + v.size(2)) * q.size(3) *
+                      (v.size(3) + 1));
   return linear_attention_reference(inputs, options);
 }
 

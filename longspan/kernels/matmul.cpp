@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "longspan/base/error.h"
+#include "longspan/base/flops.h"
 #include "longspan/base/shapes.h"
 #include "longspan/base/threads.h"
 #include "longspan/kernels/total.h"
@@ -123,6 +124,10 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   require(a.scalar_type() == b.scalar_type() && a.device() == b.device(),
           "matmul: a and b must have one type and device, got ", a.scalar_type(),
           " on ", a.device(), " and ", b.scalar_type(), " on ", b.device());
+  const auto leading =
+      at::infer_size(a.sizes().slice(0, a.dim() - 2), b.sizes().slice(0, b.dim() - 2));
+  const Flops counted(2 * c10::multiply_integers(leading) * a.size(-2) * a.size(-1) *
+                      b.size(-1));
   if (!a.device().is_cpu()) return at::matmul(a, b);
   return MatmulFunction::apply(a, b);
 }
@@ -134,6 +139,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
           " and ", shape(weight));
   require(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)),
           "linear: bias must be [", weight.size(0), "], got ", shape(bias));
+  const Flops counted(2 * x.numel() * weight.size(0));
   if (!x.device().is_cpu()) return at::linear(x, weight, bias);
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);

@@ -21,5 +21,25 @@ TEST(Words, HintsAtTheNearestName) {
   EXPECT_EQ(hint("dense", {}), "; there are none");
 }
 
+TEST(Words, FindsTheNearestName) {
+  const std::vector<std::string> known = {"dense", "local", "linear", "a"};
+  const std::pair<const char*, const char*> cases[] = {
+      {"dense", "dense"}, {"dens", "dense"},  {"densse", "dense"},  {"denze", "dense"},
+      {"edn", ""},        {"loacl", "local"}, {"linaer", "linear"}, {"b", "a"},
+      {"", "a"},          {"lnr", ""},        {"lineal", "linear"}};
+  for (const auto& [unknown, meant] : cases)
+    EXPECT_EQ(nearest(unknown, known), meant) << unknown;
+  EXPECT_EQ(nearest("dense", {}), "");
+  EXPECT_EQ(nearest("cat", {"bat", "hat"}), "bat");
+}
+
+TEST(Words, SplitsChoices) {
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(split_choices(""), Names{});
+  EXPECT_EQ(split_choices("max"), Names{"max"});
+  EXPECT_EQ(split_choices("max|mean|first token"),
+            (Names{"max", "mean", "first token"}));
+}
+
 }  // namespace
 }  // namespace longspan::testing

@@ -54,7 +54,7 @@ TEST(ListOps, WritesTheTextOfTheArena) {
 TEST(ListOps, HasSeventeenIds) {
   const auto ids =
       listops_ids(parse_listops("[MIN 0 9 [MAX 1 ] [MED 1 ] [SM 1 ] [LAST 1 ] ]"));
-  EXPECT_EQ(ids, (std::vector<int64_t>{11, 1, 10, 12, 2, 15, 13, 2, 15, 14, 2, 15, 16,
+  EXPECT_EQ(ids, (std::vector<int32_t>{11, 1, 10, 12, 2, 15, 13, 2, 15, 14, 2, 15, 16,
                                        2, 15, 15}));
   EXPECT_EQ(kListOpsIds, 17);
 }

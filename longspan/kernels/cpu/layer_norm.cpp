@@ -1,6 +1,7 @@
 #include "longspan/kernels/cpu/layer_norm.h"
 
 #include "longspan/kernels/cpu/vec.h"
+#include "longspan/kernels/cpu/vec_sums.h"
 
 namespace longspan::cpu::LONGSPAN_ISA {
 namespace {
@@ -34,20 +35,6 @@ class Centre {
  private:
   float mean_, rest_;
 };
-
-// The first `count` of x * y to sums in double.
-[[gnu::always_inline]] inline void add(const Floats& x, const Floats& y, double* to,
-                                       int64_t count) {
-  if (count < kLanes) {
-    for (int64_t i = 0; i < count; ++i)
-      to[i] += static_cast<double>(x[i]) * static_cast<double>(y[i]);
-    return;
-  }
-  for (int half = 0; half < 2; ++half) {
-    double* place = to + half * (kLanes / 2);
-    store(load(place) + in_double(x, half) * in_double(y, half), place);
-  }
-}
 
 }  // namespace
 

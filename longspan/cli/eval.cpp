@@ -1,0 +1,80 @@
+#include <iostream>
+#include <memory>
+
+#include <nlohmann/json.hpp>
+
+#include "longspan/cli/commands.h"
+#include "longspan/cli/score_table.h"
+#include "longspan/train/experiment.h"
+
+namespace longspan::cli {
+namespace {
+
+struct EvalOptions {
+  std::string run, checkpoint = "best", split = "test", file, data, device;
+  int64_t batch = 16;
+  bool json = false;
+};
+
+void evaluate(const EvalOptions& options) {
+  TrainedModel trained = open_run(options.run, options.checkpoint, options.device);
+  TaskOptions& from = trained.experiment.task;
+  if (!options.data.empty()) from.data = options.data;
+  Task task = trained.task;
+  if (options.file.empty()) {
+    task = open_task(from);
+    argument([&] { task.split(options.split); });
+  } else {
+    task.test = read_examples(trained.task, from, options.file);
+  }
+  const std::string split = options.file.empty() ? options.split : "test";
+  Classification objective(task, *trained.model);
+  const Score result = score(objective, task.split(split), options.batch,
+                             device_of(trained.experiment.train));
+  if (options.json) {
+    std::cout << nlohmann::ordered_json{{"checkpoint", trained.checkpoint},
+                                        {"split",
+                                         options.file.empty() ? split : options.file},
+                                        {"accuracy", result.accuracy},
+                                        {"loss", result.loss},
+                                        {"examples", result.examples}}
+                     .dump()
+              << '\n';
+    return;
+  }
+  // The guesses are judged on the test set alone.
+  const bool judged = options.file.empty() && split == "test";
+  print_scores("right on " + (options.file.empty() ? split : options.file), result,
+               judged ? task.references : std::vector<Reference>{});
+}
+
+}  // namespace
+
+void add_eval(CLI::App& program) {
+  auto* const verb = program.add_subcommand("eval", "judges a trained model");
+  verb->footer(
+      "Examples:\n"
+      "  longspan eval runs/small                       # best checkpoint, test set\n"
+      "  longspan eval runs/small --split valid --checkpoint last\n"
+      "  longspan eval runs/mine --file new.tsv --json");
+  const auto options = std::make_shared<EvalOptions>();
+  verb->add_option("run", options->run, "the folder of the run")->required();
+  verb->add_option("--checkpoint", options->checkpoint,
+                   "best, last, or the folder of one")
+      ->capture_default_str();
+  verb->add_option("--split", options->split, "train, valid or test")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"train", "valid", "test"}));
+  verb->add_option("--file", options->file, "a file of examples instead of the task's");
+  verb->add_option("--data", options->data, "where the task's files are now");
+  verb->add_option("--device", options->device, "cpu or cuda, if not as trained")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  verb->add_option("--batch", options->batch, "examples at once")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 20));
+  verb->add_flag("--json", options->json, "one line of JSON");
+  add_threads(*verb);
+  verb->callback([=] { evaluate(*options); });
+}
+
+}  // namespace longspan::cli

@@ -1,0 +1,17 @@
+// Scores beside what guessing gives.
+
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "longspan/tasks/task.h"
+#include "longspan/train/trainer.h"
+
+namespace longspan::cli {
+
+// The accuracy with its standard error, then the references.
+void print_scores(const std::string& title, const Score& score,
+                  const std::vector<Reference>& references);
+
+}  // namespace longspan::cli

@@ -1,0 +1,11 @@
+#include "longspan/base/error.h"
+#include "longspan/data/sentencepiece.h"
+
+namespace longspan {
+
+const SentencePiece& sentencepiece() {
+  fail("this build has no SentencePiece; take the tokenizer bytes or words, or build ",
+       "where SentencePiece is installed");
+}
+
+}  // namespace longspan

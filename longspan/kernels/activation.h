@@ -1,0 +1,26 @@
+#pragma once
+
+#include <torch/types.h>
+
+namespace longspan {
+
+// gelu: x times the probability that a normal number is below x. gelu_tanh: its
+// approximation with a hyperbolic tangent, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715
+// x^3))). Both Hendrycks & Gimpel 2016, arXiv:1606.08415. relu: max(x, 0).
+enum class Activation { gelu, gelu_tanh, relu };
+
+// x [..., n] plus bias [n] (or undefined), then the activation. x: float, double,
+// bfloat16 or half; bias in the type of x. Returns the type and shape of x.
+// Differentiable once on the CPU.
+//
+// On the CPU it is one pass each way, bfloat16 and half computed in float; all results,
+// that of the bias included, are the same bits whatever the number of threads. On CUDA
+// it is the reference.
+torch::Tensor activate(const torch::Tensor& x, const torch::Tensor& bias,
+                       Activation activation);
+
+// The same in plain tensor operations: what the fused path must equal.
+torch::Tensor activate_reference(const torch::Tensor& x, const torch::Tensor& bias,
+                                 Activation activation);
+
+}  // namespace longspan

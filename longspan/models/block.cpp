@@ -1,0 +1,87 @@
+#include "longspan/models/block.h"
+
+#include <torch/nn/init.h>
+
+#include "longspan/base/error.h"
+#include "longspan/kernels/dropout.h"
+#include "longspan/kernels/layer_norm.h"
+#include "longspan/kernels/matmul.h"
+
+namespace longspan {
+
+using torch::Tensor;
+
+LayerNorm::LayerNorm(int64_t width, double epsilon) : epsilon_(epsilon) {
+  weight_ = register_parameter("weight", torch::ones(width));
+  bias_ = register_parameter("bias", torch::zeros(width));
+}
+
+Tensor LayerNorm::forward(const Tensor& x) const {
+  return longspan::layer_norm(x, weight_, bias_, epsilon_);
+}
+
+Block::Block(std::shared_ptr<Mixer> mixer, const Sizes& sizes,
+             const BlockOptions& options)
+    : options_(options) {
+  mixer_ = register_module("mixer", std::move(mixer));
+  const auto& [row, keeps] = std::tie(mixer_->mechanism(), mixer_->mechanism().keeps);
+  require(options.attention_dropout == 0 || row.can.dropout, row.name,
+          ": drops no attention weights, so attention_dropout must be 0, got ",
+          options.attention_dropout);
+  const int64_t embedding = sizes.embedding, inner = sizes.inner;
+  const char* const names[] = {"mixer", "feed_forward"};
+  for (int part = 0; part < 2; ++part) {
+    if (part == 0 ? !keeps.norm : !keeps.feed_forward) continue;
+    const auto make = [&](const std::string& name) {
+      return register_module(
+          name, std::make_shared<LayerNorm>(embedding, options.norm_epsilon));
+    };
+    norms_[part] = make(names[part] + std::string("_norm"));
+    if (options.norm == Norm::sandwich)
+      behind_[part] = make(names[part] + std::string("_norm_behind"));
+  }
+  if (!keeps.feed_forward) return;
+  in_weight_ = register_parameter("in_weight", torch::empty({inner, embedding}));
+  in_bias_ = register_parameter("in_bias", torch::empty(inner));
+  out_weight_ = register_parameter("out_weight", torch::empty({embedding, inner}));
+  out_bias_ = register_parameter("out_bias", torch::empty(embedding));
+  for (const Tensor& weight : {in_weight_, out_weight_})
+    torch::nn::init::xavier_uniform_(weight);
+  for (const Tensor& bias : {in_bias_, out_bias_})
+    torch::nn::init::normal_(bias, 0, 1e-6);
+}
+
+Tensor Block::dropped(const Tensor& x, Pass& pass) const {
+  const Key key = pass.draw.key();
+  return pass.training && options_.dropout > 0 ? dropout(x, options_.dropout, key) : x;
+}
+
+template <class Work>
+Tensor Block::around(const Tensor& x, int64_t part, bool residual, bool norm,
+                     Pass& pass, Work f) {
+  const bool before = norm && options_.norm != Norm::post;
+  Tensor y = f(before ? norms_[part]->forward(x) : x);
+  if (behind_[part]) y = behind_[part]->forward(y);
+  y = dropped(y, pass);
+  if (residual) y = x + y;
+  return norm && options_.norm == Norm::post ? norms_[part]->forward(y) : y;
+}
+
+Tensor Block::feed_forward(const Tensor& x, Pass& pass) {
+  const Tensor inner =
+      activate(longspan::linear(x, in_weight_), in_bias_, options_.activation);
+  return longspan::linear(dropped(inner, pass), out_weight_, out_bias_);
+}
+
+Tensor Block::forward(const Tensor& x, Pass& pass) {
+  const Keeps keeps = mixer_->mechanism().keeps;
+  pass.dropout = pass.training ? options_.attention_dropout : 0;
+  const Tensor mixed =
+      around(x, 0, keeps.residual, keeps.norm, pass,
+             [&](const Tensor& in) { return mixer_->forward(in, pass); });
+  if (!keeps.feed_forward) return mixed;
+  return around(mixed, 1, true, true, pass,
+                [&](const Tensor& in) { return feed_forward(in, pass); });
+}
+
+}  // namespace longspan

@@ -1,0 +1,76 @@
+#include "longspan/models/classifier.h"
+
+#include <cmath>
+
+#include "longspan/base/error.h"
+#include "longspan/base/flops.h"
+#include "longspan/kernels/activation.h"
+#include "longspan/kernels/matmul.h"
+#include "longspan/kernels/total.h"
+
+namespace longspan {
+namespace {
+
+using torch::Tensor;
+
+// Normal numbers within two deviations, of variance 1 / (inputs of a unit): LeCun et
+// al. 1998, "Efficient backprop".
+Tensor lecun_normal(int64_t out, int64_t in) {
+  constexpr double kDeviationWithinTwo = 0.87962566103423978;
+  Tensor x = torch::randn({out, in});
+  for (Tensor far = x.abs() > 2; far.any().item<bool>(); far = x.abs() > 2)
+    x = torch::where(far, torch::randn({out, in}), x);
+  return x * (1 / (kDeviationWithinTwo * std::sqrt(static_cast<double>(in))));
+}
+
+// The mean of the real tokens of each example: [B, N, E] -> [B, E].
+Tensor masked_mean(const Tensor& x, const Tensor& tokens) {
+  const Tensor kept = x.masked_fill(tokens.logical_not().unsqueeze(2), 0);
+  const Tensor sum = longspan::sum_to(kept, {x.size(0), 1, x.size(2)}).squeeze(1);
+  return sum / tokens.sum(1, /*keepdim=*/true).clamp_min(1).to(x.scalar_type());
+}
+
+}  // namespace
+
+Classifier::Classifier(const EncoderOptions& options, int64_t ids, int64_t longest,
+                       int64_t classes)
+    : mean_(options.pooling == "mean") {
+  require(classes >= 2, "a classifier needs two classes or more, got ", classes);
+  encoder_ = register_module(
+      "encoder", std::make_shared<Encoder>(options, ids, longest, /*cls=*/!mean_));
+  int64_t width = encoder_->sizes().embedding;
+  if (options.head == "mlp") {
+    const int64_t inner = encoder_->sizes().inner;
+    hidden_weight_ = register_parameter("hidden_weight", lecun_normal(inner, width));
+    hidden_bias_ = register_parameter("hidden_bias", torch::zeros(inner));
+    width = inner;
+  }
+  out_weight_ = register_parameter("out_weight", lecun_normal(classes, width));
+  out_bias_ = register_parameter("out_bias", torch::zeros(classes));
+}
+
+Tensor Classifier::forward(const Tensor& ids, const Tensor& tokens, Pass& pass) {
+  const Stream out = encoder_->forward(ids, tokens, pass);
+  Tensor x = mean_ ? masked_mean(out.x, out.tokens) : out.x.select(1, 0);
+  if (hidden_weight_.defined())
+    x = activate(longspan::linear(x, hidden_weight_), hidden_bias_, Activation::relu);
+  return longspan::linear(x, out_weight_, out_bias_);
+}
+
+int64_t parameter_count(const torch::nn::Module& module) {
+  int64_t count = 0;
+  for (const Tensor& parameter : module.parameters()) count += parameter.numel();
+  return count;
+}
+
+int64_t forward_flops(Classifier& model, int64_t length, torch::Device device) {
+  const torch::NoGradGuard without_gradients;
+  const Tensor ids =
+      torch::zeros({1, length}, torch::TensorOptions(device).dtype(torch::kLong));
+  Pass pass;
+  const int64_t before = flops_counted();
+  model.forward(ids, torch::ones_like(ids, torch::kBool), pass);
+  return flops_counted() - before;
+}
+
+}  // namespace longspan

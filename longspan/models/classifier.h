@@ -1,0 +1,34 @@
+// An encoder that says which of several classes a sequence belongs to.
+
+#pragma once
+
+#include <memory>
+
+#include "longspan/models/encoder.h"
+
+namespace longspan {
+
+class Classifier : public torch::nn::Module {
+ public:
+  // For ids 0 .. ids - 1, at most `longest` tokens, and `classes` classes.
+  Classifier(const EncoderOptions& options, int64_t ids, int64_t longest,
+             int64_t classes);
+
+  // ids: [B, N] integer; tokens: [B, N] bool, false at padding. Returns [B, classes].
+  torch::Tensor forward(const torch::Tensor& ids, const torch::Tensor& tokens,
+                        Pass& pass);
+
+ private:
+  bool mean_;  // pooling
+  std::shared_ptr<Encoder> encoder_;
+  torch::Tensor hidden_weight_, hidden_bias_;  // of a head with two layers
+  torch::Tensor out_weight_, out_bias_;
+};
+
+int64_t parameter_count(const torch::nn::Module& module);
+
+// The operations of one forward pass over one sequence of `length` tokens, counted
+// while it runs.
+int64_t forward_flops(Classifier& model, int64_t length, torch::Device device);
+
+}  // namespace longspan

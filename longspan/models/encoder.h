@@ -1,0 +1,69 @@
+// A Transformer encoder over any mechanism: ids to a vector a token.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include "longspan/attention/mechanism.h"
+#include "longspan/base/config.h"
+#include "longspan/models/block.h"
+
+namespace longspan {
+
+struct EncoderOptions {
+  int64_t layers = 4;
+  int64_t embedding = 256;
+  int64_t heads = 4;
+  int64_t key_heads = 0;
+  int64_t head_width = 0;
+  int64_t inner = 0;
+  int64_t longest = 0;
+  Value attention = "dense";
+  Value by_layer = Value::List{};
+  std::string preset = {};
+  std::string norm = "pre";
+  std::string activation = "gelu";
+  std::string positions = "sinusoidal";
+  std::string pooling = "cls";
+  std::string head = "mlp";
+  bool projection_bias = false;
+  double norm_epsilon = 1e-6;
+  double dropout = 0.1;
+  double attention_dropout = 0;
+  bool recompute = false;
+};
+
+// The names of the options, without section. See there what each means.
+Fields fields(EncoderOptions& options);
+
+class Encoder : public torch::nn::Module {
+ public:
+  // For ids 0 .. ids - 1 and sequences of at most `longest` tokens, one more with
+  // `cls`: a learned token at the front.
+  Encoder(const EncoderOptions& options, int64_t ids, int64_t longest, bool cls);
+
+  // ids: [B, N] integer; tokens: [B, N] bool, false at padding. Returns the vectors
+  // [B, N', E], N' = N + 1 with a token at the front, and their mask.
+  Stream forward(const torch::Tensor& ids, const torch::Tensor& tokens, Pass& pass);
+
+  const Sizes& sizes() const { return sizes_; }
+
+ private:
+  torch::Tensor embedded(const torch::Tensor& ids, Pass& pass);
+  torch::Tensor positions(int64_t count, const torch::Tensor& like);
+
+  EncoderOptions options_;
+  Sizes sizes_;
+  int64_t longest_ = 0;
+  torch::Tensor embedding_, cls_, positions_;
+  std::shared_ptr<Shared> shared_;
+  std::vector<std::shared_ptr<Block>> blocks_;
+  std::shared_ptr<LayerNorm> norm_;  // after the last block, unless it ends in one
+};
+
+}  // namespace longspan

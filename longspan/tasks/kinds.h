@@ -1,0 +1,23 @@
+// The tasks there are; used by task.cpp alone.
+
+#pragma once
+
+#include "longspan/tasks/task.h"
+
+namespace longspan {
+
+struct TaskKind {
+  std::string_view name;
+  Task (*open)(const TaskOptions&);
+  Task (*outline)(const TaskOptions&);
+  Task (*restore)(const TaskOptions&, const std::string& labels,
+                  const std::string& vocabulary);
+  Examples (*read)(const Task&, const TaskOptions&, const std::string& path);
+};
+
+extern const TaskKind kListOps, kClassify;
+
+// The path of a task's file: as it is where it begins with /, else in options.data.
+std::string in_data(const TaskOptions& options, const std::string& file);
+
+}  // namespace longspan

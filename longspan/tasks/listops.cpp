@@ -1,0 +1,57 @@
+// ListOps in the files of the Long Range Arena; see data/listops.h.
+
+#include <algorithm>
+
+#include "longspan/base/error.h"
+#include "longspan/data/listops.h"
+#include "longspan/tasks/kinds.h"
+
+namespace longspan {
+namespace {
+
+Task restore(const TaskOptions& options, const std::string&, const std::string&) {
+  Task task{.name = "listops", .ids = kListOpsIds, .longest = options.longest};
+  for (int digit = 0; digit < 10; ++digit) task.labels.push_back(std::to_string(digit));
+  task.encode = [](const std::string& text) {
+    return listops_ids(parse_listops(text));
+  };
+  task.facts = {"expressions as 17 ids"};
+  return task;
+}
+
+Examples read(const Task& task, const TaskOptions&, const std::string& path) {
+  Examples examples;
+  for (const auto& [expression, label] : read_listops(path))
+    examples.add(task.cut(listops_ids(expression)), label);
+  return examples;
+}
+
+Task outline(const TaskOptions& options) {
+  constexpr int64_t kArena = 2000;  // the Long Range Arena's longest, rounded
+  Task task = restore(options, {}, {});
+  if (task.longest == 0) task.longest = kArena;
+  return task;
+}
+
+Task open(const TaskOptions& options) {
+  if (options.data.empty())
+    throw UsageError(
+        "listops needs the folder of its files: --data DIR (`longspan data "
+        "listops --out DIR` makes them)");
+  Task task = restore(options, {}, {});
+  task.train = read(task, options, in_data(options, "basic_train.tsv"));
+  task.valid = read(task, options, in_data(options, "basic_val.tsv"));
+  task.test = read(task, options, in_data(options, "basic_test.tsv"));
+  task.facts.emplace_back("split as in the files basic_train, basic_val, basic_test");
+  return task;
+}
+
+}  // namespace
+
+const TaskKind kListOps{.name = "listops",
+                        .open = open,
+                        .outline = outline,
+                        .restore = restore,
+                        .read = read};
+
+}  // namespace longspan

@@ -1,0 +1,128 @@
+#include "longspan/tasks/task.h"
+
+#include <algorithm>
+#include <map>
+
+#include "longspan/base/error.h"
+#include "longspan/base/words.h"
+#include "longspan/tasks/kinds.h"
+
+namespace longspan {
+namespace {
+
+const TaskKind* const kKinds[] = {&kListOps, &kClassify};
+
+const TaskKind& find_kind(const std::string& name) {
+  std::vector<std::string> names;
+  for (const TaskKind* kind : kKinds) {
+    if (kind->name == name) return *kind;
+    names.emplace_back(kind->name);
+  }
+  throw UsageError("task.name: no task called '" + name + "'" + hint(name, names));
+}
+
+size_t commonest(const std::map<int64_t, int64_t>& counts) {
+  return static_cast<size_t>(
+      std::ranges::max_element(counts, {}, [](const auto& entry) {
+        return entry.second;
+      })->first);
+}
+
+}  // namespace
+
+Fields fields(TaskOptions& o) {
+  return {
+      {"name", &o.name, "the task", "listops|classify"},
+      {"data", &o.data, "the folder of its files; also --data"},
+      {"longest", &o.longest, "sequences are cut to so many tokens; 0: not cut", {}, 0},
+      {"train", &o.train, "classify: the file to train on, .tsv, .csv or .jsonl"},
+      {"valid", &o.valid, "classify: the file to choose by; empty: a share of train"},
+      {"test", &o.test, "classify: the file to judge by; empty: a share of train"},
+      {"valid_share", &o.valid_share, "classify: that share", {}, 0, 0.9},
+      {"test_share", &o.test_share, "classify: that share", {}, 0, 0.9},
+      {"split_seed", &o.split_seed, "classify: chooses the shares", {}, 0},
+      {"text", &o.text, "classify: column of the text, by name, or number from 1"},
+      {"label", &o.label, "classify: column of the label, by name, or number from 1"},
+      {"tokens", &o.tokens, "classify: what a text is cut into",
+       "bytes|words|sentencepiece"},
+      {"vocabulary",
+       &o.vocabulary,
+       "classify: ids at most, of words and sentencepiece",
+       {},
+       3,
+       1e7},
+      {"least_count", &o.least_count, "classify: rarer words are unknown", {}, 1},
+      {"lower_case", &o.lower_case, "classify: words without capital letters"},
+      {"sentencepiece_model", &o.sentencepiece_model,
+       "classify: a model file; empty: one is trained"},
+  };
+}
+
+std::string in_data(const TaskOptions& options, const std::string& file) {
+  if (file.starts_with('/') || options.data.empty()) return file;
+  return options.data + (options.data.ends_with('/') ? "" : "/") + file;
+}
+
+const Examples& Task::split(std::string_view split_name) const {
+  if (split_name == "train") return train;
+  if (split_name == "valid") return valid;
+  require(split_name == "test", "no split '", split_name, "'",
+          hint(split_name, {"train", "valid", "test"}));
+  return test;
+}
+
+std::vector<int32_t> Task::cut(std::vector<int32_t> sequence) const {
+  if (longest > 0 && static_cast<int64_t>(sequence.size()) > longest)
+    sequence.resize(static_cast<size_t>(longest));
+  return sequence;
+}
+
+Task open_task(const TaskOptions& options) {
+  Task task = find_kind(options.name).open(options);
+  if (task.longest == 0)
+    task.longest = std::max(
+        {task.train.longest(), task.valid.longest(), task.test.longest(), int64_t{1}});
+  task.facts.push_back("at most " + std::to_string(task.longest) + " tokens");
+  task.references.push_back(
+      {"always the commonest label", guess_accuracy(task.train, task.test, false)});
+  if (task.name == "listops")
+    task.references.push_back({"the commonest label of the outermost operator",
+                               guess_accuracy(task.train, task.test, true)});
+  return task;
+}
+
+Task outline_task(const TaskOptions& options) {
+  return find_kind(options.name).outline(options);
+}
+
+Task restore_task(const TaskOptions& options, const std::string& saved_labels,
+                  const std::string& saved_vocabulary) {
+  return find_kind(options.name).restore(options, saved_labels, saved_vocabulary);
+}
+
+Examples read_examples(const Task& task, const TaskOptions& options,
+                       const std::string& path) {
+  return find_kind(options.name).read(task, options, path);
+}
+
+double guess_accuracy(const Examples& train, const Examples& test, bool by_first) {
+  const auto first = [&](const Examples& examples, int64_t i) {
+    return by_first && examples.length(i) > 0 ? examples.ids(i)[0] : 0;
+  };
+  std::map<int64_t, int64_t> overall;
+  std::map<int32_t, std::map<int64_t, int64_t>> counts;
+  for (int64_t i = 0; i < train.size(); ++i) {
+    ++overall[train.label(i)];
+    ++counts[first(train, i)][train.label(i)];
+  }
+  if (overall.empty() || test.size() == 0) return 0;
+  int64_t right = 0;
+  for (int64_t i = 0; i < test.size(); ++i) {
+    const auto same = counts.find(first(test, i));
+    const size_t guess = commonest(same == counts.end() ? overall : same->second);
+    right += test.label(i) == static_cast<int64_t>(guess) ? 1 : 0;
+  }
+  return static_cast<double>(right) / static_cast<double>(test.size());
+}
+
+}  // namespace longspan

@@ -1,0 +1,88 @@
+// What a model is to learn: sequences with labels, and how to read new ones.
+
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "longspan/base/config.h"
+#include "longspan/data/examples.h"
+#include "longspan/data/tokenizer.h"
+
+namespace longspan {
+
+struct TaskOptions {
+  std::string name = "listops";
+  std::string data = {};
+  int64_t longest = 0;
+  // The rest is for `classify` alone.
+  std::string train = "train.tsv";
+  std::string valid = {};
+  std::string test = {};
+  double valid_share = 0.1;
+  double test_share = 0.1;
+  int64_t split_seed = 1;
+  std::string text = "text";
+  std::string label = "label";
+  std::string tokens = "bytes";
+  int64_t vocabulary = 30000;
+  int64_t least_count = 1;
+  bool lower_case = true;
+  std::string sentencepiece_model = {};
+};
+
+// The names of the options, without section. See there what each means.
+Fields fields(TaskOptions& options);
+
+// A line to judge scores by: how often a guess without a model is right.
+struct Reference {
+  std::string name;
+  double accuracy = 0;
+};
+
+// One kind of task: sequences to be put into classes. A program may fill it with
+// examples of its own.
+struct Task {
+  std::string name = {};
+  int64_t ids = 0;      // that tokens may have, padding, 0, included
+  int64_t longest = 0;  // in tokens; longer sequences are cut. 0: not known yet
+  std::vector<std::string> labels = {};
+  Examples train = {}, valid = {}, test = {};
+  std::vector<Reference> references = {};  // learned from train, judged on test
+  // Where examples come from, how they were split and cut into tokens; stated with
+  // every result.
+  std::vector<std::string> facts = {};
+  // Text that a user gives to the ids that the model reads.
+  std::function<std::vector<int32_t>(const std::string& text)> encode = {};
+  // What restore_task() needs beside the options: two small files.
+  std::string saved_labels = {}, saved_vocabulary = {};
+
+  // As much of it as the model reads.
+  std::vector<int32_t> cut(std::vector<int32_t> sequence) const;
+
+  const Examples& split(std::string_view name) const;  // train, valid or test
+};
+
+// Reads the data of a task.
+Task open_task(const TaskOptions& options);
+
+// The sizes of a task as far as its options say them, without data: to count and to
+// measure models.
+Task outline_task(const TaskOptions& options);
+
+// The task without its examples, to read new ones, from what open_task() saved.
+Task restore_task(const TaskOptions& options, const std::string& saved_labels,
+                  const std::string& saved_vocabulary);
+
+// Examples of a file the user has beside those of the task, in its format.
+Examples read_examples(const Task& task, const TaskOptions& options,
+                       const std::string& path);
+
+// The share of right answers of the guess "always the commonest label of train", and,
+// with `by_first`, of the commonest among those that begin with the same token.
+double guess_accuracy(const Examples& train, const Examples& test, bool by_first);
+
+}  // namespace longspan

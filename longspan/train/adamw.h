@@ -1,0 +1,61 @@
+// Adam with decoupled weight decay. Loshchilov & Hutter 2019, arXiv:1711.05101.
+
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include <torch/types.h>
+
+#include "longspan/base/tensor_file.h"
+#include "longspan/base/value.h"
+
+namespace longspan {
+
+struct AdamWOptions {
+  double beta1 = 0.9;
+  double beta2 = 0.98;
+  double epsilon = 1e-9;
+  double weight_decay = 0;
+  bool decay_vectors = false;  // also biases, norms and other vectors
+  // Exceptions, the last that fits counting: [{match: "*norm*", weight_decay: 0, rate:
+  // 0.1}]; rate is a factor of the learning rate.
+  Value groups = Value::List{};
+};
+
+// p <- p - rate * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon)
+//        - rate * weight_decay * p,  t = 1, 2, ..
+// The bits do not depend on the number of threads.
+class AdamW {
+ public:
+  AdamW(std::vector<std::pair<std::string, torch::Tensor>> parameters,
+        const AdamWOptions& options);
+
+  // One update with the gradients of the parameters, each times `scale`. A parameter
+  // without a gradient stays as it is.
+  void step(double rate, double scale = 1);
+
+  int64_t steps() const { return steps_; }
+
+  // The moments by name, for a checkpoint, and back. load() refuses missing names and
+  // other shapes.
+  NamedTensors saved() const;
+  void load(const NamedTensors& saved, int64_t steps);
+
+ private:
+  struct One {
+    std::string name;
+    torch::Tensor parameter, first, second;  // first and second moments
+    double weight_decay = 0, rate = 1;
+  };
+
+  AdamWOptions options_;
+  std::vector<One> all_;
+  int64_t steps_ = 0;
+};
+
+// Whether a name fits a pattern in which * stands for any letters.
+bool fits(std::string_view name, std::string_view pattern);
+
+}  // namespace longspan

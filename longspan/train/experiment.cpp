@@ -1,0 +1,231 @@
+#include "longspan/train/experiment.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <numeric>
+#include <span>
+
+#include <torch/utils.h>
+#include <nlohmann/json.hpp>
+
+#include "longspan/base/error.h"
+#include "longspan/base/read_file.h"
+#include "longspan/base/whole_file.h"
+#include "longspan/base/words.h"
+#include "longspan/train/checkpoint.h"
+
+namespace longspan {
+namespace {
+
+using torch::Tensor;
+
+bool exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
+
+void write_whole(const std::string& path, const std::string& text) {
+  WholeFile file(path);
+  file.write(text);
+  file.commit();
+}
+
+Experiment stored(const std::string& folder) {
+  const std::string path = folder + "/config.yaml";
+  require(exists(path), folder, " is no run: it has no config.yaml");
+  Experiment experiment;
+  ConfigReader(fields(experiment)).read_file(path);
+  return experiment;
+}
+
+// Options that a run may go on with other values of: they leave the weights of a step
+// as they are.
+bool may_change(const std::string& name) {
+  static const std::vector<std::string> names = {
+      "task.data",       "train.steps",    "train.epochs",     "train.tokens",
+      "train.minutes",   "train.patience", "train.save_every", "train.keep",
+      "train.log_every", "train.prefetch", "train.tensorboard"};
+  return std::ranges::find(names, name) != names.end();
+}
+
+void check_same(Experiment given, const std::string& folder) {
+  Experiment before = stored(folder);
+  auto names = differing(fields(before), fields(given));
+  std::erase_if(names, may_change);
+  if (names.empty()) return;
+  const auto value = [&](Experiment& experiment) {
+    for (const Field& field : fields(experiment))
+      if (field.name == names.front()) return field.value().text();
+    return std::string();
+  };
+  fail(folder, ": the run was begun with ", names.front(), " ", value(before),
+       ", so it cannot go on with ", value(given),
+       "; begin another run in another folder");
+}
+
+// Refuses a folder that the run cannot be in.
+void check_folder(const Experiment& experiment, const RunOptions& run) {
+  require(!run.folder.empty(), "training needs a folder for the run");
+  const bool is_run = exists(run.folder + "/config.yaml");
+  if (run.resume.empty())
+    require(!is_run, run.folder,
+            " holds a run already; --resume auto goes on with it, ",
+            "or choose another folder");
+  else if (is_run)
+    argument([&] { check_same(experiment, run.folder); });
+  else
+    require(run.resume == "auto" || !exists(run.folder + "/checkpoints"), run.folder,
+            " has checkpoints but no config.yaml; choose another folder");
+  if (!run.resume.empty() && run.resume != "auto" && is_run) {
+    // Going on from an older checkpoint would overwrite what came after it.
+    const auto steps = Checkpoints(run.folder + "/checkpoints").steps();
+    std::error_code error;
+    const bool newest =
+        !steps.empty() &&
+        std::filesystem::equivalent(
+            run.resume, Checkpoints(run.folder + "/checkpoints").path(steps.back()),
+            error);
+    require(steps.empty() || newest, run.folder, " has checkpoints up to step ",
+            steps.empty() ? 0 : steps.back(), ", so going on from ", run.resume,
+            " needs another folder");
+  }
+}
+
+void write_options(Experiment& experiment, const Task& task, const RunOptions& run) {
+  if (!task.saved_labels.empty())
+    write_whole(run.folder + "/labels.json", task.saved_labels);
+  if (!task.saved_vocabulary.empty())
+    write_whole(run.folder + "/vocabulary", task.saved_vocabulary);
+  write_whole(run.folder + "/config.yaml", config_text(fields(experiment)));
+}
+
+void write_result(const std::string& folder, const RunResult& result) {
+  const TrainResult& training = result.training;
+  nlohmann::ordered_json out = {{"end", training.end},
+                                {"steps", training.step},
+                                {"examples", training.examples},
+                                {"tokens", training.tokens},
+                                {"seconds", training.seconds},
+                                {"flops", training.flops},
+                                {"peak_bytes", training.peak_bytes},
+                                {"parameters", result.parameters}};
+  const auto of = [](const Score& score) {
+    return nlohmann::ordered_json{{"loss", score.loss},
+                                  {"accuracy", score.accuracy},
+                                  {"examples", score.examples}};
+  };
+  if (training.best) {
+    out["best"] = {{"step", training.best->step}, {"valid", of(training.best->score)}};
+    if (training.test) out["best"]["test"] = of(*training.test);
+  }
+  for (const Reference& reference : result.references)
+    out["references"].push_back(
+        {{"name", reference.name}, {"accuracy", reference.accuracy}});
+  out["facts"] = result.facts;
+  write_whole(folder + "/result.json", out.dump(2) + "\n");
+}
+
+}  // namespace
+
+Fields fields(Experiment& experiment) {
+  Fields all = within("task", fields(experiment.task));
+  for (Field& field : within("model", fields(experiment.model))) all.push_back(field);
+  for (Field& field : within("train", fields(experiment.train))) all.push_back(field);
+  return all;
+}
+
+std::shared_ptr<Classifier> make_model(const Experiment& experiment, const Task& task) {
+  const int64_t longest =
+      experiment.model.longest > 0 ? experiment.model.longest : task.longest;
+  return argument([&] {
+    require(longest >= task.longest, "model.longest, ", longest,
+            ", is less than the longest sequence of the task, ", task.longest);
+    torch::manual_seed(static_cast<uint64_t>(experiment.train.seed));
+    auto model = std::make_shared<Classifier>(experiment.model, task.ids, longest,
+                                              static_cast<int64_t>(task.labels.size()));
+    convert(*model, device_of(experiment.train), dtype_of(experiment.train));
+    return model;
+  });
+}
+
+RunResult run_experiment(Experiment experiment, const RunOptions& run) {
+  const Task task = open_task(experiment.task);
+  if (experiment.task.longest == 0) experiment.task.longest = task.longest;
+  const auto model = make_model(experiment, task);
+  Classification objective(task, *model);
+  check_training(objective, experiment.train);
+  check_folder(experiment, run);
+  RunOptions prepared = run;
+  prepared.begin = [&] { write_options(experiment, task, run); };
+  RunResult result{.training = train(objective, experiment.train, prepared),
+                   .parameters = parameter_count(*model),
+                   .references = task.references,
+                   .facts = task.facts};
+  if (result.training.signal == 0) write_result(run.folder, result);
+  return result;
+}
+
+TrainedModel open_run(const std::string& folder, const std::string& checkpoint,
+                      const std::string& device) {
+  TrainedModel trained{.experiment = stored(folder)};
+  if (!device.empty()) trained.experiment.train.device = device;
+  const auto saved = [&](const std::string& name) {
+    const std::string path = folder + "/" + name;
+    return exists(path) ? read_file(path) : std::string();
+  };
+  try {
+    trained.task = restore_task(trained.experiment.task, saved("labels.json"),
+                                saved("vocabulary"));
+  } catch (const Error& error) {
+    fail(folder, ": ", error.what());
+  }
+  if (checkpoint == "best") {
+    trained.checkpoint = folder + "/best";
+    require(exists(trained.checkpoint), folder, " has no best checkpoint yet");
+  } else if (checkpoint == "last") {
+    const Checkpoints all(folder + "/checkpoints");
+    require(!all.steps().empty(), folder, " has no checkpoint yet");
+    trained.checkpoint = all.path(all.steps().back());
+  } else {
+    trained.checkpoint = checkpoint;
+  }
+  trained.model = make_model(trained.experiment, trained.task);
+  load_weights(*trained.model, read_weights(trained.checkpoint), trained.checkpoint);
+  trained.model->eval();
+  return trained;
+}
+
+std::vector<std::vector<double>> TrainedModel::predict(
+    const std::vector<std::string>& texts) {
+  const torch::NoGradGuard without_gradients;
+  const torch::Device device = device_of(experiment.train);
+  Examples examples;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    try {
+      examples.add(task.cut(task.encode(texts[i])), 0);
+    } catch (const Error& error) {
+      fail("text ", i + 1, ": ", error.what());
+    }
+  }
+  std::vector<std::vector<double>> answers;
+  constexpr int64_t kAtOnce = 16;
+  for (int64_t first = 0; first < examples.size(); first += kAtOnce) {
+    std::vector<int64_t> numbers(
+        static_cast<size_t>(std::min(kAtOnce, examples.size() - first)));
+    std::iota(numbers.begin(), numbers.end(), first);
+    const Batch batch = make_batch(examples, numbers).to(device);
+    Pass pass;
+    const Tensor probabilities =
+        torch::softmax(model->forward(batch.ids, batch.tokens, pass), 1)
+            .to(torch::kDouble)
+            .cpu()
+            .contiguous();
+    for (int64_t i = 0; i < probabilities.size(0); ++i) {
+      const auto* row = probabilities[i].data_ptr<double>();
+      answers.emplace_back(row, row + probabilities.size(1));
+    }
+  }
+  return answers;
+}
+
+}  // namespace longspan

@@ -1,0 +1,65 @@
+// A task, a model and a training by their options; and runs, the folders in which they
+// are kept:
+//
+//   config.yaml     every option, as resolved
+//   labels.json, vocabulary
+//                   what is needed to read new texts, for tasks that have them
+//   metrics.jsonl, log.txt, events.out.tfevents...
+//   checkpoints/    see checkpoint.h
+//   best            a link to the best of them
+//   result.json     written when training has come to its end
+
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "longspan/base/config.h"
+#include "longspan/models/classifier.h"
+#include "longspan/tasks/task.h"
+#include "longspan/train/trainer.h"
+
+namespace longspan {
+
+struct Experiment {
+  TaskOptions task = {};
+  EncoderOptions model = {};
+  TrainOptions train = {};
+};
+
+// Every option by its dotted name: "task.name", "model.layers", "train.steps".
+Fields fields(Experiment& experiment);
+
+// A new model for the task, its weights drawn from train.seed, on train.device.
+std::shared_ptr<Classifier> make_model(const Experiment& experiment, const Task& task);
+
+struct RunResult {
+  TrainResult training = {};
+  int64_t parameters = 0;
+  std::vector<Reference> references = {};
+  std::vector<std::string> facts = {};
+};
+
+// Opens the task, makes the model and trains it in run.folder. A folder that holds a
+// run is refused unless run.resume says to go on; then all options must be those of the
+// run, but for budgets and what does not change the weights.
+RunResult run_experiment(Experiment experiment, const RunOptions& run);
+
+// A trained model, ready to use.
+struct TrainedModel {
+  Experiment experiment = {};
+  Task task = {};  // without examples
+  std::shared_ptr<Classifier> model = {};
+  std::string checkpoint = {};  // its folder
+
+  // The probabilities of the labels for each text.
+  std::vector<std::vector<double>> predict(const std::vector<std::string>& texts);
+};
+
+// Opens the run in `folder` with its best checkpoint, or with `checkpoint`: best, last,
+// or the folder of one. `device` replaces that of the training if it is not empty.
+TrainedModel open_run(const std::string& folder, const std::string& checkpoint = "best",
+                      const std::string& device = "");
+
+}  // namespace longspan

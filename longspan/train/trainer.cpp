@@ -1,0 +1,576 @@
+#include "longspan/train/trainer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <iomanip>
+#include <numeric>
+
+#include "longspan/base/error.h"
+#include "longspan/base/flops.h"
+#include "longspan/base/memory.h"
+#include "longspan/base/shapes.h"
+#include "longspan/base/words.h"
+#include "longspan/data/order.h"
+#include "longspan/data/prefetch.h"
+#include "longspan/kernels/total.h"
+#include "longspan/train/average.h"
+#include "longspan/train/checkpoint.h"
+#include "longspan/train/journal.h"
+#include "longspan/train/run_folder.h"
+#include "longspan/train/schedule.h"
+#include "longspan/train/stop.h"
+
+namespace longspan {
+namespace {
+
+using torch::Tensor;
+
+NamedParameters parameters_of(torch::nn::Module& model) {
+  NamedParameters parameters;
+  for (const auto& entry : model.named_parameters())
+    parameters.emplace_back(entry.key(), entry.value());
+  return parameters;
+}
+
+// 0 if the budget does not say.
+int64_t total_steps(const Objective& objective, const TrainOptions& options) {
+  if (options.steps > 0) return options.steps;
+  const auto count = static_cast<double>(objective.examples("train").size());
+  if (options.epochs > 0 && options.ramp_steps == 0)
+    return static_cast<int64_t>(
+        std::ceil(options.epochs * count / static_cast<double>(options.batch)));
+  return 0;
+}
+
+class Training {
+ public:
+  Training(Objective& objective, const TrainOptions& options, const RunOptions& run)
+      : objective_(objective),
+        options_(options),
+        run_(run),
+        device_(device_of(options)),
+        folder_(run.folder),
+        checkpoints_(run.folder + "/checkpoints"),
+        schedule_(options.learning_rate, options.schedule,
+                  total_steps(objective, options)),
+        average_(options.average == "ema"    ? Averaging::ema
+                 : options.average == "last" ? Averaging::last
+                                             : Averaging::none,
+                 options.average_decay, options.average_last),
+        peak_(device_) {
+    parameters_ = parameters_of(objective.model());
+    optimizer_.emplace(parameters_, options.adamw);
+    fingerprint_ = objective.examples("train").fingerprint();
+    resume();
+    if (run.begin) run.begin();
+    journal_.emplace(
+        run.folder, state_.step,
+        JournalOptions{.tensorboard = options.tensorboard, .quiet = run.quiet});
+    for (const std::string& remark : remarks_) journal_->say(remark);
+    link_best();
+    checkpoints_.prune(state_.step, options_.keep, best_steps());
+  }
+
+  TrainResult run() {
+    const StopSignals signals;
+    started_ = std::chrono::steady_clock::now();
+    seconds_before_ = state_.seconds;
+    last_log_ = {.seconds = seconds(), .tokens = state_.tokens};
+    Order order(lengths(), {.seed = static_cast<uint64_t>(options_.seed),
+                            .batch = options_.batch,
+                            .bucket = options_.bucket});
+    Prefetch<std::vector<Batch>> batches(
+        [&, step = state_.step, at = state_.examples]() mutable {
+          const int64_t count = batch_at(step++);
+          const auto numbers = order.numbers(at, count);
+          at += count;
+          return micro_batches(numbers);
+        },
+        options_.prefetch);
+    std::string end;
+    while ((end = reason_to_end()).empty()) {
+      if (!step(batches.next())) break;  // a signal came
+      const bool last = !reason_to_end().empty();
+      if (state_.step % options_.log_every == 0 || last) tell_progress();
+      const bool gained =
+          (state_.step % options_.evaluate_every == 0 || last) && evaluate();
+      const int64_t every =
+          options_.save_every > 0 ? options_.save_every : options_.evaluate_every;
+      if (gained || last || state_.step % every == 0) save();
+    }
+    if (end.empty()) end = "a signal came";
+    if (saved_ != state_.step) save();
+    return finished(end);
+  }
+
+ private:
+  std::vector<int64_t> lengths() const {
+    const Examples& examples = objective_.examples("train");
+    std::vector<int64_t> all(static_cast<size_t>(examples.size()));
+    for (int64_t i = 0; i < examples.size(); ++i)
+      all[static_cast<size_t>(i)] = examples.length(i);
+    return all;
+  }
+
+  // Examples of one step.
+  int64_t batch_at(int64_t step) const {
+    if (options_.ramp_steps == 0 || step >= options_.ramp_steps) return options_.batch;
+    const int64_t first = std::max<int64_t>(1, options_.first_batch);
+    return first + (options_.batch - first) * step / options_.ramp_steps;
+  }
+
+  std::vector<Batch> micro_batches(const std::vector<int64_t>& numbers) const {
+    const auto each = static_cast<size_t>(
+        options_.micro_batch > 0 ? options_.micro_batch : options_.batch);
+    std::vector<Batch> made;
+    const std::span all(numbers);
+    for (size_t first = 0; first < all.size(); first += each)
+      made.push_back(
+          make_batch(objective_.examples("train"),
+                     all.subspan(first, std::min(each, all.size() - first))));
+    return made;
+  }
+
+  double seconds() const {
+    const std::chrono::duration<double> since =
+        std::chrono::steady_clock::now() - started_;
+    return seconds_before_ + since.count();
+  }
+
+  // The share of the budget that is used up.
+  double used() const {
+    const auto share = [](double done, double all) { return all > 0 ? done / all : 0; };
+    const auto count = static_cast<double>(objective_.examples("train").size());
+    const auto as_double = [](int64_t number) { return static_cast<double>(number); };
+    return std::max({share(as_double(state_.step), as_double(options_.steps)),
+                     share(as_double(state_.examples) / count, options_.epochs),
+                     share(as_double(state_.tokens), as_double(options_.tokens)),
+                     share(seconds() / 60, options_.minutes)});
+  }
+
+  std::string reason_to_end() const {
+    if (used() >= 1) return "the budget is used up";
+    if (options_.patience > 0 && state_.without_gain >= options_.patience)
+      return "no gain in " + std::to_string(state_.without_gain) + " evaluations";
+    return {};
+  }
+
+  // One update of the weights; false, with nothing changed, if a signal came.
+  bool step(const std::vector<Batch>& micro) {
+    torch::nn::Module& model = objective_.model();
+    model.train();
+    model.zero_grad();
+    int64_t examples = 0, tokens = 0;
+    for (const Batch& batch : micro) examples += batch.examples();
+    Tensor loss_sum, right_sum;
+    int64_t flops = 0;
+    for (size_t i = 0; i < micro.size(); ++i) {
+      if (StopSignals::noted()) return false;
+      const Batch batch = micro[i].to(device_);
+      tokens += batch.real_tokens;
+      Pass pass;
+      pass.training = true;
+      const Key key = mix(Key{static_cast<uint64_t>(options_.seed)}, i);
+      pass.draw = Draw(key.bits, static_cast<uint64_t>(state_.step));
+      const int64_t before = flops_counted();
+      const BatchSums sums = objective_.evaluate(batch, pass);
+      flops += flops_counted() - before;
+      Tensor loss = sums.loss / static_cast<double>(examples);
+      const double share =
+          static_cast<double>(batch.examples()) / static_cast<double>(examples);
+      for (const auto& [name, extra] : pass.losses) loss = loss + extra * share;
+      loss.backward();
+      loss_sum = loss_sum.defined() ? loss_sum + loss.detach() : loss.detach();
+      right_sum = right_sum.defined() ? right_sum + sums.right : sums.right;
+    }
+    Tensor square;
+    for (const auto& [name, parameter] : parameters_) {
+      if (!parameter.grad().defined()) continue;
+      const Tensor part = total(parameter.grad().square()).to(torch::kDouble);
+      square = square.defined() ? square + part : part;
+    }
+    require(square.defined(), "no parameter of the model has a gradient");
+    // The one place where a step waits for the device.
+    const Tensor read = torch::stack({loss_sum.to(torch::kDouble),
+                                      right_sum.to(torch::kDouble), square})
+                            .cpu();
+    const double loss = read[0].item<double>(), right = read[1].item<double>();
+    const double norm = std::sqrt(read[2].item<double>());
+    check_health(loss, norm);
+    if (state_.step == 0) state_.first_loss = loss;
+
+    const double rate = schedule_.at(state_.step);
+    const double scale =
+        options_.clip > 0 && norm > options_.clip ? options_.clip / norm : 1;
+    optimizer_->step(rate, scale);
+    average_.after_step(parameters_);
+    ++state_.step;
+    state_.examples += examples;
+    state_.tokens += tokens;
+    // A backward pass is twice a forward pass.
+    state_.flops += 3 * static_cast<double>(flops);
+    window_.loss += loss;
+    window_.right += right;
+    window_.examples += examples;
+    window_.flops += 3 * static_cast<double>(flops);
+    ++window_.steps;
+    window_.norm = norm;
+    window_.rate = rate;
+    return true;
+  }
+
+  void check_health(double loss, double norm) {
+    const std::string number = std::to_string(state_.step + 1);
+    std::string trouble;
+    const auto in_words = [](double value) -> std::string {
+      if (std::isnan(value)) return "not a number";
+      std::ostringstream text;
+      text << value;
+      return text.str();
+    };
+    if (!std::isfinite(loss))
+      trouble = "the loss of step " + number + " is " + in_words(loss);
+    else if (!std::isfinite(norm))
+      trouble = "the gradient of step " + number + " is " + in_words(norm);
+    else if (options_.divergence > 0 && state_.step > 0 &&
+             loss > options_.divergence * std::max(1.0, state_.first_loss))
+      trouble = "the loss of step " + number + ", " + in_words(loss) +
+                ", has diverged from " + in_words(state_.first_loss) + " at the first";
+    if (trouble.empty()) return;
+    if (saved_ != state_.step) save();
+    trouble += "; the state before it is saved as " + checkpoints_.path(state_.step) +
+               "; a lower train.learning_rate or a train.clip may help";
+    journal_->log(trouble);
+    fail(trouble);
+  }
+
+  void tell_progress() {
+    const double now = seconds();
+    const double spent = std::max(1e-9, now - last_log_.seconds);
+    const double rate = static_cast<double>(state_.tokens - last_log_.tokens) / spent;
+    const auto steps = static_cast<double>(window_.steps);
+    const double loss = window_.loss / steps;
+    const double accuracy = window_.right / static_cast<double>(window_.examples);
+    const int64_t bytes = peak_.total();
+    journal_->metrics(
+        "train", state_.step,
+        {{"loss", loss},
+         {"accuracy", accuracy},
+         {"learning_rate", window_.rate},
+         {"gradient_norm", window_.norm},
+         {"tokens_per_second", rate},
+         {"peak_bytes", static_cast<double>(bytes)},
+         {"flops", window_.flops},
+         {"examples", static_cast<double>(state_.examples)},
+         {"tokens", static_cast<double>(state_.tokens)},
+         {"epoch", static_cast<double>(state_.examples) /
+                       static_cast<double>(objective_.examples("train").size())},
+         {"seconds", now}});
+    std::ostringstream line;
+    line << "step " << state_.step;
+    if (options_.steps > 0) line << '/' << options_.steps;
+    line << "  loss " << std::fixed << std::setprecision(4) << loss << "  accuracy "
+         << percent(accuracy) << "  rate " << std::scientific << std::setprecision(2)
+         << window_.rate << "  " << short_number(rate) << " tokens/s  "
+         << short_number(static_cast<double>(bytes)) << "B";
+    if (const double share = used(); share > 0 && share < 1)
+      line << "  " << duration(now * (1 - share) / share) << " left";
+    journal_->progress(line.str());
+    window_ = {};
+    last_log_ = {.seconds = now, .tokens = state_.tokens};
+  }
+
+  // Whether it is the best so far.
+  bool evaluate() {
+    average_.note(parameters_);
+    Score valid;
+    {
+      const Averaged averaged(*this);
+      valid =
+          score(objective_, objective_.examples("valid"), evaluation_batch(), device_);
+    }
+    const bool better =
+        !state_.best ||
+        (options_.best_by == "loss" ? valid.loss < state_.best->score.loss
+                                    : valid.accuracy > state_.best->score.accuracy);
+    if (better) state_.best = Scored{.step = state_.step, .score = valid};
+    state_.without_gain = better ? 0 : state_.without_gain + 1;
+    journal_->metrics("valid", state_.step,
+                      {{"loss", valid.loss},
+                       {"accuracy", valid.accuracy},
+                       {"examples", static_cast<double>(valid.examples)},
+                       {"seconds", seconds()}});
+    std::ostringstream line;
+    line << "step " << state_.step << "  validation loss " << std::fixed
+         << std::setprecision(4) << valid.loss << "  accuracy "
+         << percent(valid.accuracy) << (better ? "  best so far" : "");
+    journal_->say(line.str());
+    return better;
+  }
+
+  int64_t evaluation_batch() const {
+    if (options_.evaluate_batch > 0) return options_.evaluate_batch;
+    return options_.micro_batch > 0 ? options_.micro_batch : options_.batch;
+  }
+
+  // The model has its averaged weights while one lives.
+  class Averaged {
+   public:
+    explicit Averaged(Training& training) : training_(training) {
+      const auto weights = training.average_.weights();
+      if (weights.empty()) return;
+      const torch::NoGradGuard without_gradients;
+      for (size_t i = 0; i < weights.size(); ++i) {
+        Tensor parameter = training.parameters_[i].second.detach();
+        before_.push_back(parameter.clone());
+        parameter.copy_(weights[i]);
+      }
+    }
+    ~Averaged() {
+      const torch::NoGradGuard without_gradients;
+      for (size_t i = 0; i < before_.size(); ++i)
+        training_.parameters_[i].second.detach().copy_(before_[i]);
+    }
+    Averaged(const Averaged&) = delete;
+    Averaged& operator=(const Averaged&) = delete;
+
+   private:
+    Training& training_;
+    std::vector<Tensor> before_;
+  };
+
+  NamedTensors model_tensors() {
+    NamedTensors tensors;
+    for (const auto& [name, parameter] : parameters_)
+      tensors[name] = parameter.detach().clone();
+    for (const auto& entry : objective_.model().named_buffers())
+      tensors[entry.key()] = entry.value().detach().clone();
+    return tensors;
+  }
+
+  void save() {
+    state_.seconds = seconds();
+    Checkpoint checkpoint;
+    checkpoint.optimizer = optimizer_->saved();
+    checkpoint.optimizer.merge(average_.saved(parameters_));
+    if (options_.average != "none")
+      for (const auto& [name, parameter] : parameters_)
+        checkpoint.optimizer["weights." + name] = parameter.detach();
+    {
+      const Averaged averaged(*this);
+      checkpoint.model = model_tensors();
+    }
+    state_.optimizer_steps = optimizer_->steps();
+    state_.data = fingerprint_;
+    checkpoint.state = text_of(state_);
+    checkpoints_.write(state_.step, checkpoint);
+    saved_ = state_.step;
+    link_best();
+    checkpoints_.prune(state_.step, options_.keep, best_steps());
+    journal_->flush();
+  }
+
+  std::vector<int64_t> best_steps() const {
+    return state_.best ? std::vector<int64_t>{state_.best->step}
+                       : std::vector<int64_t>{};
+  }
+
+  // run/best -> checkpoints/step-N
+  void link_best() {
+    if (!state_.best) return;
+    const std::string link = run_.folder + "/best", made = link + ".unfinished";
+    unlink(made.c_str());
+    const std::string target = "checkpoints/step-" + std::to_string(state_.best->step);
+    if (symlink(target.c_str(), made.c_str()) == 0 &&
+        std::rename(made.c_str(), link.c_str()) == 0)
+      return;
+    const int error = errno;
+    unlink(made.c_str());
+    fail("cannot write ", link, ": ", std::strerror(error));
+  }
+
+  void resume() {
+    if (run_.resume.empty()) return;
+    if (run_.resume != "auto") {
+      take(run_.resume, read_checkpoint(run_.resume));
+      return;
+    }
+    auto steps = checkpoints_.steps();
+    for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+      const std::string path = checkpoints_.path(*step);
+      std::optional<Checkpoint> found;
+      try {
+        found = read_checkpoint(path);
+      } catch (const Error& error) {
+        remarks_.push_back(std::string("skipped a checkpoint: ") + error.what());
+        continue;
+      }
+      take(path, *found);
+      return;
+    }
+    remarks_.emplace_back("no checkpoint to go on from; training begins");
+  }
+
+  void take(const std::string& path, const Checkpoint& checkpoint) {
+    const auto saved = state_from(checkpoint.state);
+    require(saved.has_value(), path, "/state.json is not the state of a training");
+    require(saved->data == fingerprint_, path,
+            ": was trained on other examples than these; give the same data");
+    state_ = *saved;
+    NamedTensors weights = checkpoint.model;
+    for (const auto& [name, tensor] : checkpoint.optimizer)
+      if (name.starts_with("weights.")) weights[name.substr(8)] = tensor;
+    load_weights(objective_.model(), weights, path);
+    optimizer_->load(checkpoint.optimizer, state_.optimizer_steps);
+    average_.load(checkpoint.optimizer, parameters_);
+    saved_ = state_.step;
+    remarks_.push_back("goes on from " + path);
+    if (!state_.best) return;
+    const std::string best = checkpoints_.path(state_.best->step);
+    try {
+      read_weights(best);
+    } catch (const Error&) {
+      remarks_.push_back("the best checkpoint, " + best +
+                         ", is gone; the best is sought anew");
+      state_.best.reset();
+    }
+  }
+
+  TrainResult finished(const std::string& end) {
+    state_.seconds = seconds();
+    TrainResult result{.step = state_.step,
+                       .examples = state_.examples,
+                       .tokens = state_.tokens,
+                       .seconds = state_.seconds,
+                       .peak_bytes = peak_.total(),
+                       .flops = state_.flops,
+                       .best = state_.best,
+                       .end = end,
+                       .signal = StopSignals::noted()};
+    std::ostringstream line;
+    line << "stops after step " << state_.step << ": " << end << "; "
+         << duration(state_.seconds) << " in all";
+    journal_->say(line.str());
+    if (result.signal == 0 && state_.best) {
+      const std::string best = checkpoints_.path(state_.best->step);
+      load_weights(objective_.model(), read_weights(best), best);
+      result.test =
+          score(objective_, objective_.examples("test"), evaluation_batch(), device_);
+      journal_->metrics("test", state_.step,
+                        {{"loss", result.test->loss},
+                         {"accuracy", result.test->accuracy},
+                         {"examples", static_cast<double>(result.test->examples)}});
+    }
+    journal_->flush();
+    return result;
+  }
+
+  struct Window {  // since the last line of progress
+    double loss = 0, right = 0, flops = 0, norm = 0, rate = 0;
+    int64_t examples = 0, steps = 0;
+  };
+  struct Mark {
+    double seconds = 0;
+    int64_t tokens = 0;
+  };
+
+  Objective& objective_;
+  TrainOptions options_;
+  RunOptions run_;
+  torch::Device device_;
+  RunFolder folder_;
+  Checkpoints checkpoints_;
+  Schedule schedule_;
+  WeightAverage average_;
+  PeakBytes peak_;
+  NamedParameters parameters_;
+  std::optional<AdamW> optimizer_;
+  std::optional<Journal> journal_;
+  std::vector<std::string> remarks_;
+  TrainingState state_;
+  Window window_;
+  Mark last_log_;
+  uint32_t fingerprint_ = 0;
+  int64_t saved_ = -1;
+  double seconds_before_ = 0;
+  std::chrono::steady_clock::time_point started_;
+};
+
+}  // namespace
+
+Score score(Objective& objective, const Examples& examples, int64_t batch,
+            torch::Device device) {
+  const torch::NoGradGuard without_gradients;
+  objective.model().eval();
+  // By length, so that there is little padding.
+  std::vector<int64_t> order(static_cast<size_t>(examples.size()));
+  std::iota(order.begin(), order.end(), int64_t{0});
+  std::ranges::stable_sort(order, {}, [&](int64_t i) { return examples.length(i); });
+  Tensor sums = torch::zeros(2, torch::TensorOptions(device).dtype(torch::kDouble));
+  const std::span all(order);
+  for (size_t first = 0; first < all.size(); first += static_cast<size_t>(batch)) {
+    if (StopSignals::noted()) break;
+    const Batch made = make_batch(
+        examples,
+        all.subspan(first, std::min(static_cast<size_t>(batch), all.size() - first)));
+    Pass pass;
+    const BatchSums part = objective.evaluate(made.to(device), pass);
+    sums += torch::stack({part.loss.to(torch::kDouble), part.right.to(torch::kDouble)});
+  }
+  sums = sums.cpu();
+  const auto count = static_cast<double>(std::max<int64_t>(1, examples.size()));
+  return {.loss = sums[0].item<double>() / count,
+          .accuracy = sums[1].item<double>() / count,
+          .examples = examples.size()};
+}
+
+void check_training(Objective& objective, const TrainOptions& options) {
+  argument([&] {
+    require(options.steps > 0 || options.epochs > 0 || options.tokens > 0 ||
+                options.minutes > 0,
+            "training needs an end: train.steps, train.epochs, train.tokens or ",
+            "train.minutes");
+    require(options.first_batch <= options.batch, "train.first_batch, ",
+            options.first_batch, ", must not be more than train.batch, ",
+            options.batch);
+    require(options.first_batch == 0 || options.ramp_steps > 0,
+            "train.first_batch needs train.ramp_steps");
+    device_of(options);
+    Schedule(options.learning_rate, options.schedule, total_steps(objective, options));
+    AdamW(parameters_of(objective.model()), options.adamw);
+  });
+  for (const char* split : {"train", "valid", "test"})
+    require(objective.examples(split).size() > 0, "there are no examples in ", split);
+}
+
+TrainResult train(Objective& objective, const TrainOptions& options,
+                  const RunOptions& run) {
+  check_training(objective, options);
+  return Training(objective, options, run).run();
+}
+
+void load_weights(torch::nn::Module& model, const NamedTensors& weights,
+                  const std::string& source) {
+  const torch::NoGradGuard without_gradients;
+  size_t known = 0;
+  const auto take = [&](const std::string& name, Tensor into) {
+    const auto found = weights.find(name);
+    require(found != weights.end(), source, ": lacks ", name,
+            ", which this model has; is it the checkpoint of another model?");
+    require(found->second.sizes() == into.sizes(), source, ": ", name, " must be ",
+            shape(into), ", got ", shape(found->second));
+    into.detach().copy_(found->second);
+    ++known;
+  };
+  for (const auto& entry : model.named_parameters()) take(entry.key(), entry.value());
+  for (const auto& entry : model.named_buffers()) take(entry.key(), entry.value());
+  require(known == weights.size(), source, ": has ", weights.size(),
+          " tensors, but this model has ", known);
+}
+
+}  // namespace longspan

@@ -1,0 +1,49 @@
+#include "longspan/train/training_state.h"
+
+#include <nlohmann/json.hpp>
+
+namespace longspan {
+
+using nlohmann::json;
+
+std::string text_of(const TrainingState& s) {
+  json saved = {{"step", s.step},
+                {"examples", s.examples},
+                {"tokens", s.tokens},
+                {"flops", s.flops},
+                {"seconds", s.seconds},
+                {"first_loss", s.first_loss},
+                {"optimizer_steps", s.optimizer_steps},
+                {"data", s.data},
+                {"without_gain", s.without_gain},
+                {"best", nullptr}};
+  if (s.best)
+    saved["best"] = {{"step", s.best->step},
+                     {"loss", s.best->score.loss},
+                     {"accuracy", s.best->score.accuracy},
+                     {"examples", s.best->score.examples}};
+  return saved.dump(2) + "\n";
+}
+
+std::optional<TrainingState> state_from(const std::string& text) try {
+  const json saved = json::parse(text);
+  TrainingState s{.step = saved.at("step"),
+                  .examples = saved.at("examples"),
+                  .tokens = saved.at("tokens"),
+                  .flops = saved.at("flops"),
+                  .seconds = saved.at("seconds"),
+                  .first_loss = saved.at("first_loss"),
+                  .optimizer_steps = saved.at("optimizer_steps"),
+                  .data = saved.at("data"),
+                  .without_gain = saved.at("without_gain")};
+  if (const json& best = saved.at("best"); !best.is_null())
+    s.best = Scored{.step = best.at("step"),
+                    .score = {.loss = best.at("loss"),
+                              .accuracy = best.at("accuracy"),
+                              .examples = best.at("examples")}};
+  return s;
+} catch (const json::exception&) {
+  return std::nullopt;
+}
+
+}  // namespace longspan

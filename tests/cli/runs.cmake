@@ -1,0 +1,162 @@
+cmake_minimum_required(VERSION 3.25)
+
+# Runs as a user has them: trained, killed, resumed, judged, used.
+set(folder ${BUILD}/runs)
+file(REMOVE_RECURSE ${folder})
+file(MAKE_DIRECTORY ${folder})
+
+# Runs a command in the folder; its exit code and output must fit. Sets `printed`.
+function(expect code pattern)
+  execute_process(COMMAND ${ARGN} WORKING_DIRECTORY ${folder} RESULT_VARIABLE result
+                  OUTPUT_VARIABLE out ERROR_VARIABLE complained)
+  list(JOIN ARGN " " words)
+  if(NOT result MATCHES "^(${code})$")
+    message(SEND_ERROR "${words}: exit code ${result}, expected ${code}\n${out}${complained}")
+  endif()
+  if(NOT "${out}${complained}" MATCHES "${pattern}")
+    message(SEND_ERROR "${words} printed:\n${out}${complained}\nexpected: ${pattern}")
+  endif()
+  set(printed "${out}" PARENT_SCOPE)
+  set(exit_code "${result}" PARENT_SCOPE)
+endfunction()
+
+# The last checkpoints of two runs are the same bit for bit.
+function(expect_equal_runs step first second)
+  foreach(part IN ITEMS model.safetensors optimizer.safetensors)
+    foreach(run IN ITEMS ${first} ${second})
+      file(SHA256 ${folder}/${run}/checkpoints/step-${step}/${part} sum_${run})
+    endforeach()
+    if(NOT sum_${first} STREQUAL sum_${second})
+      message(SEND_ERROR "${first} and ${second} differ in ${part} of step ${step}")
+    endif()
+  endforeach()
+endfunction()
+
+function(expect_files)
+  foreach(file IN LISTS ARGN)
+    if(NOT EXISTS ${folder}/${file})
+      message(SEND_ERROR "there is no ${file}")
+    endif()
+  endforeach()
+endfunction()
+
+expect(0 "" ${PROGRAM} data listops --out listops --train 400 --valid 40 --test 60
+       --min-length 10 --max-length 60)
+set(small --data listops --model.layers 1 --model.embedding 32 --model.heads 2 --model.inner 48
+    --model.attention_dropout 0.1 --train.batch 12 --train.micro_batch 5
+    --train.evaluate_every 10 --train.average ema --quiet)
+set(train ${PROGRAM} train ${small} --train.steps 40)
+
+# A run, and what is left of it.
+expect(0 "right on the test set.*outermost operator" ${train} --out whole)
+expect_files(whole/config.yaml whole/metrics.jsonl whole/log.txt whole/result.json
+             whole/best/model.safetensors whole/checkpoints/step-40/DONE)
+file(GLOB events ${folder}/whole/events.out.tfevents.*)
+if(NOT events)
+  message(SEND_ERROR "there is no event file")
+endif()
+file(STRINGS ${folder}/whole/metrics.jsonl lines)
+list(GET lines 0 line)
+foreach(key IN ITEMS step event loss accuracy learning_rate gradient_norm tokens_per_second
+        peak_bytes flops epoch seconds)
+  string(JSON value ERROR_VARIABLE error GET "${line}" ${key})
+  if(error)
+    message(SEND_ERROR "metrics.jsonl: ${key}: ${error}")
+  endif()
+endforeach()
+list(GET lines -1 line)
+string(JSON tested GET "${line}" accuracy)
+expect(0 "" ${PROGRAM} eval whole --json)
+string(JSON judged GET "${printed}" accuracy)
+if(NOT judged EQUAL tested)
+  message(SEND_ERROR "training tested ${tested}, but eval says ${judged}")
+endif()
+
+# Any number of threads gives the same weights; another seed others.
+foreach(threads IN ITEMS 1 2 3)
+  expect(0 "" ${train} --out threads${threads} --threads ${threads})
+  expect_equal_runs(40 whole threads${threads})
+endforeach()
+expect(0 "" ${train} --out other --seed 2)
+file(SHA256 ${folder}/whole/checkpoints/step-40/model.safetensors sum)
+file(SHA256 ${folder}/other/checkpoints/step-40/model.safetensors other)
+if(sum STREQUAL other)
+  message(SEND_ERROR "another seed gave the same weights")
+endif()
+
+# Killed again and again, each time later, and gone on with.
+set(survivor ${train} --out killed --resume auto --train.save_every 3)
+set(kills 0)
+foreach(seconds IN ITEMS 0.30 0.45 0.60 0.75 0.90 1.05)
+  expect("0|137|Subprocess killed" "" timeout -s KILL ${seconds} ${survivor})
+  if(NOT exit_code STREQUAL 0)
+    math(EXPR kills "${kills} + 1")
+  endif()
+endforeach()
+if(kills EQUAL 0)
+  message(SEND_ERROR "no run was killed: the test tests nothing")
+endif()
+expect(0 "" ${survivor})
+expect_equal_runs(40 whole killed)
+
+# Asked to stop: saved, and gone on with.
+expect("0|143" "" timeout --preserve-status -s TERM 0.8 ${train} --out stopped)
+expect(0 "" ${train} --out stopped --resume auto)
+expect_equal_runs(40 whole stopped)
+
+# What was told before a kill is told once.
+file(STRINGS ${folder}/killed/metrics.jsonl lines)
+set(steps "")
+foreach(line IN LISTS lines)
+  string(JSON step GET "${line}" step)
+  string(JSON event GET "${line}" event)
+  list(APPEND steps ${event}${step})
+endforeach()
+set(once ${steps})
+list(REMOVE_DUPLICATES once)
+if(NOT steps STREQUAL once)
+  message(SEND_ERROR "metrics.jsonl of a killed run repeats steps: ${steps}")
+endif()
+
+# A longer budget goes on; a changed model does not.
+expect(0 "" ${PROGRAM} train --out whole --resume auto --train.steps 44 --quiet)
+expect_files(whole/checkpoints/step-44/DONE)
+expect(2 "model.layers 1, so it cannot go on with 2" ${PROGRAM} train --out whole --resume auto
+       --model.layers 2 --quiet)
+
+# Trouble names the step and saves what was before it.
+expect(1 "the (loss|gradient) of step [0-9]+ (is|, )?.*saved as diverged/checkpoints/step-"
+       ${train} --out diverged --train.learning_rate 1e18)
+file(GLOB saved ${folder}/diverged/checkpoints/step-*/DONE)
+if(NOT saved)
+  message(SEND_ERROR "a diverged run saved nothing")
+endif()
+
+# An early stop.
+expect(0 "" ${train} --out early --train.steps 4000 --train.learning_rate 0 --train.patience 2)
+file(READ ${folder}/early/result.json result)
+string(JSON end GET "${result}" end)
+if(NOT end MATCHES "no gain in 2 evaluations")
+  message(SEND_ERROR "an early stop says: ${end}")
+endif()
+
+# A user's own texts.
+set(rows "text\tlabel\n")
+foreach(i RANGE 1 60)
+  string(APPEND rows "the film number ${i} was a joy to see\tgood\n")
+  string(APPEND rows "nothing in part ${i} was worth the time\tbad\n")
+endforeach()
+file(WRITE ${folder}/films.tsv "${rows}")
+foreach(tokens IN ITEMS bytes words sentencepiece)
+  expect("0|2" "" ${PROGRAM} train --task.name classify --task.train films.tsv
+         --task.tokens ${tokens} --task.vocabulary 60 --model.layers 1 --model.embedding 32
+         --model.inner 32 --model.heads 2 --train.batch 16 --train.steps 60
+         --train.evaluate_every 20 --train.learning_rate 0.003 --out films-${tokens} --quiet)
+  if(exit_code STREQUAL 2)  # a build without SentencePiece
+    continue()
+  endif()
+  expect(0 "right on test +100.0 %" ${PROGRAM} eval films-${tokens})
+  expect(0 "\"label\":\"good\",\"probabilities\":{\"bad\":" ${PROGRAM} predict films-${tokens}
+         "the film was a joy")
+  expect(0 "\"label\":\"bad\"" ${PROGRAM} predict films-${tokens} "nothing worth the time")
+endforeach()

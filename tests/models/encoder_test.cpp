@@ -1,0 +1,353 @@
+#include "longspan/models/encoder.h"
+
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+#include "longspan/base/threads.h"
+#include "longspan/models/classifier.h"
+#include "tests/support/tensors.h"
+
+namespace longspan {
+namespace {
+
+using testing::close;
+using testing::devices;
+using testing::refusal;
+using testing::Tensor;
+
+EncoderOptions small() {
+  return {.layers = 2, .embedding = 12, .heads = 3, .inner = 20, .dropout = 0};
+}
+
+struct Input {
+  Tensor ids, tokens;
+};
+
+// Three sequences of 7, 4 and 1 tokens.
+Input some_input() {
+  const Tensor ids = torch::tensor(
+      {{1, 2, 3, 4, 5, 6, 7}, {8, 3, 2, 1, 0, 0, 0}, {5, 0, 0, 0, 0, 0, 0}},
+      torch::kLong);
+  return {ids, ids > 0};
+}
+
+std::shared_ptr<Encoder> make_encoder(const EncoderOptions& options, bool cls = true) {
+  torch::manual_seed(5);
+  auto encoder = std::make_shared<Encoder>(options, 9, 7, cls);
+  convert(*encoder, torch::kCPU, torch::kDouble);
+  return encoder;
+}
+
+std::map<std::string, Tensor> named(const torch::nn::Module& module) {
+  std::map<std::string, Tensor> tensors;
+  for (const auto& entry : module.named_parameters())
+    tensors[entry.key()] = entry.value().detach();
+  return tensors;
+}
+
+// The encoder by its definition, in plain operations, for one sequence without padding.
+Tensor defined(const EncoderOptions& options, const std::map<std::string, Tensor>& p,
+               const Tensor& ids, bool cls) {
+  const int64_t width = options.embedding, heads = options.heads;
+  Tensor x = p.at("embedding").index_select(0, ids);
+  if (cls) x = torch::cat({p.at("cls").unsqueeze(0), x});
+  const int64_t count = x.size(0);
+  if (options.positions == "learned") x = x + p.at("positions").slice(0, 0, count);
+  if (options.positions == "sinusoidal") {
+    for (int64_t i = 0; i < count; ++i) {
+      for (int64_t t = 0; 2 * t < width; ++t) {
+        const double angle =
+            static_cast<double>(i) * std::pow(10000.0, -2.0 * static_cast<double>(t) /
+                                                           static_cast<double>(width));
+        x[i][2 * t] += std::sin(angle);
+        x[i][2 * t + 1] += std::cos(angle);
+      }
+    }
+  }
+  const auto norm = [&](const Tensor& in, const std::string& name) {
+    return torch::layer_norm(in, {width}, p.at(name + ".weight"), p.at(name + ".bias"),
+                             options.norm_epsilon);
+  };
+  const auto around = [&](const Tensor& in, const std::string& name, const auto& f) {
+    if (options.norm == "pre") return in + f(norm(in, name + "_norm"));
+    if (options.norm == "post") return norm(in + f(in), name + "_norm");
+    return in + norm(f(norm(in, name + "_norm")), name + "_norm_behind");
+  };
+  for (int64_t layer = 0; layer < options.layers; ++layer) {
+    const std::string at = "layer" + std::to_string(layer) + ".";
+    x = around(x, at + "mixer", [&](const Tensor& in) {
+      const auto project = [&](const char* which) {
+        return in.mm(p.at(at + "mixer." + which + "_weight").t())
+            .view({count, heads, -1})
+            .transpose(0, 1);
+      };
+      const Tensor q = project("q"), k = project("k"), v = project("v");
+      const Tensor weights = torch::softmax(
+          q.matmul(k.transpose(1, 2)) / std::sqrt(static_cast<double>(q.size(2))), -1);
+      return weights.matmul(v)
+          .transpose(0, 1)
+          .reshape({count, -1})
+          .mm(p.at(at + "mixer.out_weight").t());
+    });
+    x = around(x, at + "feed_forward", [&](const Tensor& in) {
+      const Tensor hidden = in.mm(p.at(at + "in_weight").t()) + p.at(at + "in_bias");
+      const Tensor active = options.activation == "relu" ? torch::relu(hidden)
+                            : options.activation == "gelu"
+                                ? torch::gelu(hidden)
+                                : torch::gelu(hidden, "tanh");
+      return active.mm(p.at(at + "out_weight").t()) + p.at(at + "out_bias");
+    });
+  }
+  return options.norm == "post" ? x : norm(x, "norm");
+}
+
+TEST(Encoder, EqualsItsDefinitionInEveryForm) {
+  const auto [ids, tokens] = some_input();
+  for (const char* norm : {"pre", "post", "sandwich"}) {
+    for (const char* positions : {"sinusoidal", "learned", "none"}) {
+      for (const char* activation : {"gelu", "gelu_tanh", "relu"}) {
+        for (const bool cls : {true, false}) {
+          EncoderOptions options = small();
+          options.norm = norm;
+          options.positions = positions;
+          options.activation = activation;
+          options.head_width = 5;  // free of the embedding
+          const auto encoder = make_encoder(options, cls);
+          // Norms and biases that matter.
+          const torch::NoGradGuard without_gradients;
+          for (const Tensor& parameter : encoder->parameters())
+            parameter.add_(torch::randn_like(parameter) * 0.1);
+          Pass pass;
+          const Stream got = encoder->forward(ids, tokens, pass);
+          const int64_t lengths[] = {7, 4, 1};
+          for (int64_t example = 0; example < 3; ++example) {
+            const int64_t length = lengths[example];
+            const Tensor expected = defined(options, named(*encoder),
+                                            ids[example].slice(0, 0, length), cls);
+            EXPECT_TRUE(
+                close(got.x[example].slice(0, 0, length + (cls ? 1 : 0)), expected))
+                << norm << ", " << positions << ", " << activation << ", example "
+                << example;
+          }
+          EXPECT_EQ(got.tokens.size(1), cls ? 8 : 7);
+        }
+      }
+    }
+  }
+}
+
+TEST(Encoder, DoesNotSeeWhatPaddingHolds) {
+  const auto encoder = make_encoder(small());
+  const auto [ids, tokens] = some_input();
+  const torch::NoGradGuard without_gradients;
+  Pass first, second;
+  const Tensor a = encoder->forward(ids, tokens, first).x;
+  const Tensor b =
+      encoder
+          ->forward(torch::where(tokens, ids, torch::full_like(ids, 8)), tokens, second)
+          .x;
+  EXPECT_TRUE(torch::equal(a.select(1, 0), b.select(1, 0)));
+}
+
+TEST(Encoder, StartsAsTheLongRangeArenaDoes) {
+  torch::manual_seed(1);
+  EncoderOptions options{.layers = 1, .embedding = 256, .heads = 4, .inner = 512};
+  options.positions = "learned";
+  const Classifier model(options, 500, 300, 10);
+  const auto p = named(model);
+  const auto deviation = [&](const std::string& name) {
+    return p.at(name).std().item<double>();
+  };
+  EXPECT_NEAR(deviation("encoder.embedding"), 1, 0.02);
+  EXPECT_NEAR(deviation("encoder.positions"), 0.02, 0.001);
+  EXPECT_EQ(p.at("encoder.cls").abs().max().item<float>(), 0);
+  for (const char* name : {"mixer.q_weight", "mixer.out_weight", "in_weight"}) {
+    const Tensor weight = p.at("encoder.layer0." + std::string(name));
+    const double bound =
+        std::sqrt(6.0 / static_cast<double>(weight.size(0) + weight.size(1)));
+    EXPECT_LE(weight.abs().max().item<double>(), bound + 1e-7) << name;
+    EXPECT_NEAR(weight.std().item<double>(), bound / std::sqrt(3), 0.02 * bound)
+        << name;
+  }
+  EXPECT_NEAR(deviation("encoder.layer0.in_bias"), 1e-6, 2e-7);
+  EXPECT_NEAR(deviation("hidden_weight"), std::sqrt(1.0 / 256), 0.001);
+  EXPECT_LE(p.at("hidden_weight").abs().max().item<double>(),
+            2 / 0.8796 * std::sqrt(1.0 / 256));
+  EXPECT_EQ(p.at("out_bias").abs().max().item<float>(), 0);
+}
+
+// The gradients of all parameters of one training pass.
+std::map<std::string, Tensor> gradients(const EncoderOptions& options,
+                                        torch::Dtype type = torch::kFloat) {
+  torch::manual_seed(7);
+  Classifier model(options, 9, 7, 4);
+  convert(model, torch::kCPU, type);
+  model.train();
+  const auto [ids, tokens] = some_input();
+  Pass pass;
+  pass.training = true;
+  pass.draw = Draw(3, 11);
+  const Tensor logits =
+      model.forward(ids.repeat({40, 1}), tokens.repeat({40, 1}), pass);
+  torch::log_softmax(logits, 1).select(1, 2).square().sum().backward();
+  std::map<std::string, Tensor> slopes;
+  for (const auto& entry : model.named_parameters())
+    slopes[entry.key()] = entry.value().grad();
+  return slopes;
+}
+
+void expect_equal_bits(const std::map<std::string, Tensor>& a,
+                       const std::map<std::string, Tensor>& b) {
+  for (const auto& [name, slope] : a) {
+    ASSERT_TRUE(slope.defined()) << name;
+    EXPECT_TRUE(torch::equal(slope, b.at(name))) << name;
+  }
+}
+
+EncoderOptions with_dropout() {
+  EncoderOptions options = small();
+  options.dropout = 0.2;
+  options.attention_dropout = 0.1;
+  options.positions = "learned";
+  return options;
+}
+
+TEST(Encoder, RecomputesToTheSameBits) {
+  EncoderOptions options = with_dropout();
+  const auto kept = gradients(options);
+  options.recompute = true;
+  expect_equal_bits(kept, gradients(options));
+}
+
+TEST(Encoder, GivesTheSameBitsOnAnyNumberOfThreads) {
+  for (const char* pooling : {"cls", "mean"}) {
+    EncoderOptions options = with_dropout();
+    options.embedding = 48;
+    options.inner = 100;
+    options.pooling = pooling;
+    std::map<std::string, Tensor> one;
+    for (const int threads : {1, 2, 3, 5}) {
+      const UseThreads use(threads);
+      auto slopes = gradients(options);
+      if (one.empty()) one = slopes;
+      expect_equal_bits(one, slopes);
+    }
+  }
+}
+
+TEST(Encoder, DrawsOtherDropoutForOtherSteps) {
+  const auto encoder = make_encoder(with_dropout());
+  const auto [ids, tokens] = some_input();
+  std::vector<Tensor> outs;
+  for (const uint64_t step : {1, 1, 2}) {
+    Pass pass;
+    pass.training = true;
+    pass.draw = Draw(3, step);
+    outs.push_back(encoder->forward(ids, tokens, pass).x);
+  }
+  EXPECT_TRUE(torch::equal(outs[0], outs[1]));
+  EXPECT_FALSE(torch::equal(outs[0], outs[2]));
+}
+
+TEST(Encoder, MixesMechanismsByLayer) {
+  EncoderOptions options = small();
+  options.by_layer = Value::parse("[{at: 1, attention: {name: dense}}]");
+  EXPECT_NO_THROW(make_encoder(options));
+}
+
+TEST(Encoder, RefusesWhatDoesNotFit) {
+  struct Case {
+    const char* key;
+    const char* value;
+    const char* message;
+  };
+  const Case cases[] = {
+      {"heads", "5",
+       "model.embedding, 12, is no multiple of model.heads, 5; give model.head_width"},
+      {"key_heads", "2", "key_heads"},
+      {"attention", "dens", "no mechanism called 'dens'; did you mean 'dense'?"},
+      {"attention", "{name: dense, window: 3}", "dense: no setting 'window'"},
+      {"attention", "[dense]",
+       "model.attention must be the name of a mechanism or {name: .., setting: ..}, "
+       "got "
+       "[dense]"},
+      {"by_layer", "dense", "model.by_layer must be a list of {at: .., attention: ..}"},
+      {"by_layer", "[{at: 2, attention: dense}]",
+       "model.by_layer: at must be a layer or a range such as 0-5 of the layers 0-1, "
+       "got 2"},
+      {"by_layer", "[{at: 1-0, attention: dense}]", "got 1-0"},
+      {"by_layer", "[{at: 0}]",
+       "must be a list of {at: .., attention: ..}, got {at: 0}"},
+      {"preset", "nobody", "nobody"},
+  };
+  for (const Case& bad : cases) {
+    EncoderOptions options = small();
+    ConfigReader(fields(options)).set(bad.key, bad.value);
+    EXPECT_NE(refusal([&] { make_encoder(options); }).find(bad.message),
+              std::string::npos)
+        << bad.key << ": " << bad.value
+        << " gave: " << refusal([&] { make_encoder(options); });
+  }
+  const auto encoder = make_encoder(small());
+  Pass pass;
+  const Tensor ids = torch::ones({1, 8}, torch::kLong);
+  EXPECT_EQ(refusal([&] { encoder->forward(ids, ids > 0, pass); }),
+            "encoder: made for sequences of 7 tokens, got 8");
+  EXPECT_NE(refusal([&] { encoder->forward(ids, ids, pass); }).find("integer and bool"),
+            std::string::npos);
+}
+
+TEST(Classifier, AveragesRealTokensOnly) {
+  EncoderOptions options = small();
+  options.pooling = "mean";
+  options.head = "linear";
+  torch::manual_seed(2);
+  Classifier model(options, 9, 7, 4);
+  convert(model, torch::kCPU, torch::kDouble);
+  const auto [ids, tokens] = some_input();
+  const torch::NoGradGuard without_gradients;
+  Pass whole, alone;
+  const Tensor together = model.forward(ids, tokens, whole);
+  const Tensor second = model.forward(ids.slice(0, 1, 2).slice(1, 0, 4),
+                                      tokens.slice(0, 1, 2).slice(1, 0, 4), alone);
+  EXPECT_TRUE(close(together.slice(0, 1, 2), second));
+}
+
+TEST(Classifier, RunsOnEveryDeviceAndInEveryType) {
+  for (const torch::Device device : devices()) {
+    for (const torch::Dtype type : {torch::kFloat, torch::kDouble, torch::kBFloat16}) {
+      torch::manual_seed(2);
+      Classifier model(small(), 9, 7, 4);
+      convert(model, device, type);
+      const auto [ids, tokens] = some_input();
+      Pass pass;
+      const Tensor logits = model.forward(ids.to(device), tokens.to(device), pass);
+      EXPECT_EQ(logits.scalar_type(), type);
+      EXPECT_TRUE(logits.isfinite().all().item<bool>());
+      logits.to(torch::kFloat).sum().backward();
+    }
+  }
+}
+
+TEST(Classifier, CountsParametersAndArithmetic) {
+  // The model of the Long Range Arena's ListOps.
+  const EncoderOptions options{
+      .layers = 4, .embedding = 512, .heads = 8, .inner = 1024};
+  Classifier model(options, 17, 2000, 10);
+  constexpr int64_t kWidth = 512, kInner = 1024, kClasses = 10;
+  const int64_t layer =
+      4 * kWidth * kWidth + 2 * kWidth * kInner + kInner + kWidth + 2 * 2 * kWidth;
+  const int64_t head = kWidth * kInner + kInner + kInner * kClasses + kClasses;
+  EXPECT_EQ(parameter_count(model),
+            17 * kWidth + kWidth + 4 * layer + 2 * kWidth + head);
+
+  const int64_t length = 99, tokens = length + 1;  // with the token at the front
+  const int64_t products = tokens * (4 * kWidth * kWidth + 2 * kWidth * kInner);
+  const int64_t attention = 2 * tokens * tokens * kWidth;
+  EXPECT_EQ(forward_flops(model, length, torch::kCPU),
+            2 * (4 * (products + attention) + kWidth * kInner + kInner * kClasses));
+}
+
+}  // namespace
+}  // namespace longspan
