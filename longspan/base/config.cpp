@@ -220,7 +220,7 @@ std::string config_text(const Fields& fields, bool helpful) {
       text += section + ":\n";
     }
     const std::string indent = section.empty() ? "" : "  ";
-    if (helpful) text += indent + "# " + field.help + "\n";
+    if (helpful) text += indent + "# " + field.help + " (" + field.kind() + ")\n";
     text += indent + std::string(last) + ": " + field.value().text() + "\n";
   }
   return text;

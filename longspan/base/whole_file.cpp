@@ -70,4 +70,15 @@ void WholeFile::commit() {
   folder.sync();
 }
 
+void sync_folder(const std::string& path) {
+  const Folder folder(path + "/");
+  if (folder.is_open()) folder.sync();
+}
+
+void write_whole(const std::string& path, std::string_view bytes) {
+  WholeFile file(path);
+  file.write(bytes);
+  file.commit();
+}
+
 }  // namespace longspan

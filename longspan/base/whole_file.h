@@ -28,4 +28,10 @@ class WholeFile {
   std::FILE* file_ = nullptr;
 };
 
+// Makes the names in a folder durable, as far as its file system can.
+void sync_folder(const std::string& path);
+
+// The whole of a file at once.
+void write_whole(const std::string& path, std::string_view bytes);
+
 }  // namespace longspan

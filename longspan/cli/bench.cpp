@@ -78,10 +78,7 @@ void bench_model(const Experiment& experiment, const BenchOptions& options) {
 
   model->train();
   Classification objective(task, *model);
-  std::vector<std::pair<std::string, torch::Tensor>> parameters;
-  for (const auto& entry : model->named_parameters())
-    parameters.emplace_back(entry.key(), entry.value());
-  AdamW optimizer(parameters, one.train.adamw);
+  AdamW optimizer(named_parameters(*model), one.train.adamw);
   const int64_t whole = one.train.batch;
   const int64_t micro = one.train.micro_batch > 0 ? one.train.micro_batch : whole;
   std::vector<Batch> parts;

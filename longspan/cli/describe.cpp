@@ -78,22 +78,22 @@ void print(const Experiment& experiment) {
 }  // namespace
 
 void add_describe(CLI::App& program) {
-  auto* const verb = program.add_subcommand(
-      "describe", "all about one mechanism, or about the model of a configuration");
+  auto* const verb =
+      program.add_subcommand("describe",
+                             "all about one mechanism (describe NAME), or about the "
+                             "model of a configuration (describe -c CONFIG)");
   verb->footer(
       "Examples:\n"
       "  longspan describe dense\n"
       "  longspan describe -c configs/lra/listops/dense.yaml --model.layers 1");
-  const auto name = std::make_shared<std::string>();
-  verb->add_option("name", *name, "a mechanism, as in `longspan list`");
-  const auto options = std::make_shared<ExperimentOptions>(*verb);
+  const auto options = std::make_shared<ExperimentOptions>(*verb, /*words=*/1);
   verb->callback([=] {
-    if (!name->empty()) {
+    if (const auto words = options->words(); !words.empty()) {
       if (options->has_files())
         throw UsageError(
             "describe takes the name of a mechanism or -c CONFIG, not both");
       options->resolved();  // refuses what is no option
-      print(*argument([&] { return &find_mechanism(*name); }));
+      print(*argument([&] { return &find_mechanism(words.front()); }));
       return;
     }
     if (!options->has_files())

@@ -23,21 +23,28 @@ void evaluate(const EvalOptions& options) {
   Task task = trained.task;
   if (options.file.empty()) {
     task = open_task(from);
-    argument([&] { task.split(options.split); });
+    const bool same = task.saved_labels == trained.task.saved_labels &&
+                      task.saved_vocabulary == trained.task.saved_vocabulary &&
+                      task.train.fingerprint() == trained.data;
+    require(same, options.run,
+            ": the training file has changed since; judge on a file ",
+            "of its own by --file");
   } else {
     task.test = read_examples(trained.task, from, options.file);
   }
   const std::string split = options.file.empty() ? options.split : "test";
   Classification objective(task, *trained.model);
-  const Score result = score(objective, task.split(split), options.batch,
-                             device_of(trained.experiment.train));
+  const Examples& examples = task.split(split);
+  const Score result =
+      *score(objective, examples, options.batch, device_of(trained.experiment.train));
   if (options.json) {
     std::cout << nlohmann::ordered_json{{"checkpoint", trained.checkpoint},
                                         {"split",
                                          options.file.empty() ? split : options.file},
                                         {"accuracy", result.accuracy},
                                         {"loss", result.loss},
-                                        {"examples", result.examples}}
+                                        {"examples", result.examples},
+                                        {"cut", examples.cut()}}
                      .dump()
               << '\n';
     return;
@@ -46,6 +53,9 @@ void evaluate(const EvalOptions& options) {
   const bool judged = options.file.empty() && split == "test";
   print_scores("right on " + (options.file.empty() ? split : options.file), result,
                judged ? task.references : std::vector<Reference>{});
+  if (examples.cut() > 0)
+    std::cout << examples.cut() << " of them were cut at " << task.longest
+              << " tokens\n";
 }
 
 }  // namespace

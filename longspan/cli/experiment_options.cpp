@@ -7,7 +7,8 @@
 
 namespace longspan::cli {
 
-ExperimentOptions::ExperimentOptions(CLI::App& verb) : verb_(verb) {
+ExperimentOptions::ExperimentOptions(CLI::App& verb, size_t words)
+    : verb_(verb), words_(words) {
   verb.add_option("-c,--config", files_,
                   "a YAML file; of several, later ones count more")
       ->allow_extra_args(false);
@@ -30,36 +31,45 @@ ExperimentOptions::ExperimentOptions(CLI::App& verb) : verb_(verb) {
   verb.allow_extras();
 }
 
+ExperimentOptions::Extras ExperimentOptions::extras() const {
+  Extras extras;
+  const auto rest = verb_.remaining();
+  for (size_t i = 0; i < rest.size(); ++i) {
+    std::string name = rest[i];
+    if (!name.starts_with('-')) {
+      if (extras.words.size() == words_)
+        throw UsageError("'" + name + "' is one argument too many");
+      extras.words.push_back(name);
+      continue;
+    }
+    if (!name.starts_with("--") || name.find('.') == std::string::npos) {
+      std::vector<std::string> known;
+      for (const auto* option : verb_.get_options())
+        for (const auto& long_name : option->get_lnames())
+          known.push_back("--" + long_name);
+      throw UsageError("no option " + name + hint(name, known) +
+                       ", and any key of the configuration, such as --model.layers");
+    }
+    name = name.substr(2);
+    if (const size_t equals = name.find('='); equals != std::string::npos) {
+      extras.values.emplace_back(name.substr(0, equals), name.substr(equals + 1));
+      continue;
+    }
+    if (i + 1 == rest.size()) throw UsageError("--" + name + " needs a value");
+    extras.values.emplace_back(name, rest[++i]);
+  }
+  return extras;
+}
+
 Experiment ExperimentOptions::resolved(const std::string& first) const {
+  const Extras given = extras();
   return argument([&] {
     Experiment experiment;
     ConfigReader reader(fields(experiment));
     if (!first.empty()) reader.read_file(first);
     for (const std::string& file : files_) reader.read_file(file);
     for (const auto& [name, value] : shorthands_) reader.set(name, value);
-    const auto extras = verb_.remaining();
-    for (size_t i = 0; i < extras.size(); ++i) {
-      std::string name = extras[i];
-      require(name.starts_with('-'), "'", name, "' is one argument too many");
-      if (!name.starts_with("--") || name.find('.') == std::string::npos) {
-        std::vector<std::string> known;
-        for (const auto* option : verb_.get_options())
-          for (const auto& long_name : option->get_lnames())
-            known.push_back("--" + long_name);
-        fail("no option ", name, hint(name, known),
-             ", and any key of the configuration, such as --model.layers");
-      }
-      name = name.substr(2);
-      std::string value;
-      if (const size_t equals = name.find('='); equals != std::string::npos) {
-        value = name.substr(equals + 1);
-        name = name.substr(0, equals);
-      } else {
-        require(i + 1 < extras.size(), "--", name, " needs a value");
-        value = extras[++i];
-      }
-      reader.set(name, value);
-    }
+    for (const auto& [name, value] : given.values) reader.set(name, value);
     return experiment;
   });
 }

@@ -27,7 +27,7 @@ std::vector<std::string> texts_of(const PredictOptions& options,
   const auto lines = [&](std::istream& in) {
     for (std::string line; std::getline(in, line);) {
       if (line.ends_with('\r')) line.pop_back();
-      if (!line.empty()) texts.push_back(line);
+      texts.push_back(line);
     }
   };
   const std::string& file = options.file;
@@ -35,10 +35,8 @@ std::vector<std::string> texts_of(const PredictOptions& options,
     lines(std::cin);
   } else if (file.ends_with(".tsv") || file.ends_with(".csv") ||
              file.ends_with(".jsonl")) {
-    const bool listops = trained.experiment.task.name == "listops";
     for (const auto& row :
-         read_table(file, {.text = listops ? "Source" : trained.experiment.task.text,
-                          .labels = false}))
+         read_table(file, {.text = trained.task.text_column, .labels = false}))
       texts.push_back(row.text);
   } else {
     std::istringstream in(read_file(file));
@@ -55,10 +53,12 @@ void predict(const PredictOptions& options) {
   const auto answers = trained.predict(texts);
   for (size_t i = 0; i < texts.size(); ++i) {
     nlohmann::ordered_json line = {{"text", texts[i]}};
-    const auto best = std::ranges::max_element(answers[i]) - answers[i].begin();
+    const auto& shares = answers[i].probabilities;
+    const auto best = std::ranges::max_element(shares) - shares.begin();
     line["label"] = trained.task.labels[static_cast<size_t>(best)];
-    for (size_t label = 0; label < answers[i].size(); ++label)
-      line["probabilities"][trained.task.labels[label]] = answers[i][label];
+    for (size_t label = 0; label < shares.size(); ++label)
+      line["probabilities"][trained.task.labels[label]] = shares[label];
+    if (answers[i].cut) line["cut_at"] = trained.task.longest;
     std::cout << line.dump(-1, ' ', false,
                            nlohmann::ordered_json::error_handler_t::replace)
               << '\n';

@@ -1,7 +1,6 @@
 #include <unistd.h>
 
 #include <cmath>
-#include <iomanip>
 #include <iostream>
 #include <memory>
 
@@ -34,7 +33,7 @@ void add_train(CLI::App& program) {
   auto* const verb = program.add_subcommand("train", "trains a model");
   verb->footer(
       "Examples:\n"
-      "  longspan train -c configs/listops-small.yaml --data listops --out runs/small\n"
+      "  longspan train -c configs/listops-short.yaml --data short --out runs/small\n"
       "  longspan train --out runs/small --resume auto          # goes on after a "
       "stop\n"
       "  longspan train -c mine.yaml --out runs/wide --model.layers 1 --model.heads "

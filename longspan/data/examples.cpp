@@ -1,14 +1,17 @@
 #include "longspan/data/examples.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "longspan/base/checksum.h"
 #include "longspan/base/error.h"
 
 namespace longspan {
 
-void Examples::add(std::span<const int32_t> ids, int64_t label) {
+void Examples::add(std::span<const int32_t> ids, int64_t label, int64_t longest) {
+  if (longest > 0 && static_cast<int64_t>(ids.size()) > longest) {
+    ids = ids.first(static_cast<size_t>(longest));
+    ++cut_;
+  }
   ids_.insert(ids_.end(), ids.begin(), ids.end());
   starts_.push_back(static_cast<int64_t>(ids_.size()));
   labels_.push_back(label);

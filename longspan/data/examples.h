@@ -13,7 +13,8 @@ namespace longspan {
 // Many short sequences in few allocations.
 class Examples {
  public:
-  void add(std::span<const int32_t> ids, int64_t label);
+  // As much of `ids` as `longest` allows; 0: all.
+  void add(std::span<const int32_t> ids, int64_t label, int64_t longest = 0);
 
   int64_t size() const { return static_cast<int64_t>(labels_.size()); }
   std::span<const int32_t> ids(int64_t example) const;
@@ -22,6 +23,7 @@ class Examples {
   }
   int64_t label(int64_t example) const { return labels_[example]; }
   int64_t longest() const;
+  int64_t cut() const { return cut_; }  // how many were longer than allowed
 
   // Another number for other ids, labels or order.
   uint32_t fingerprint() const;
@@ -30,6 +32,7 @@ class Examples {
   std::vector<int32_t> ids_;
   std::vector<int64_t> starts_ = {0};
   std::vector<int64_t> labels_;
+  int64_t cut_ = 0;
 };
 
 struct Batch {

@@ -4,8 +4,9 @@
 namespace longspan {
 
 const SentencePiece& sentencepiece() {
-  fail("this build has no SentencePiece; take the tokenizer bytes or words, or build ",
-       "where SentencePiece is installed");
+  throw UsageError(
+      "this build has no SentencePiece; take the tokenizer bytes or words, or build "
+      "where SentencePiece is installed");
 }
 
 }  // namespace longspan

@@ -25,7 +25,6 @@ struct BlockOptions {
   double dropout = 0;
   double attention_dropout = 0;
   double norm_epsilon = 1e-6;
-  bool projection_bias = false;
 };
 
 // The scale and shift of layer_norm().

@@ -1,6 +1,7 @@
 #include "longspan/models/encoder.h"
 
 #include <cmath>
+#include <sstream>
 
 #include <torch/nn/init.h>
 
@@ -159,8 +160,7 @@ Encoder::Encoder(const EncoderOptions& options, int64_t ids, int64_t longest, bo
                            .activation = activation_called(options.activation),
                            .dropout = options.dropout,
                            .attention_dropout = options.attention_dropout,
-                           .norm_epsilon = options.norm_epsilon,
-                           .projection_bias = options.projection_bias};
+                           .norm_epsilon = options.norm_epsilon};
   shared_ = std::make_shared<Shared>();
   const auto chosen = mechanisms_of(options);
   for (int64_t layer = 0; layer < options.layers; ++layer) {
@@ -178,9 +178,9 @@ Encoder::Encoder(const EncoderOptions& options, int64_t ids, int64_t longest, bo
     sizes.layer = layer;
     blocks_.push_back(register_module(
         "layer" + std::to_string(layer),
-        std::make_shared<Block>(
-            make_mixer(row, sizes, settings, shared_, {.bias = block.projection_bias}),
-            sizes, block)));
+        std::make_shared<Block>(make_mixer(row, sizes, settings, shared_,
+                                           {.bias = options.projection_bias}),
+                                sizes, block)));
   }
   if (!shared_->empty()) register_module("shared", shared_);
   if (block.norm != Norm::post)
@@ -228,11 +228,17 @@ Stream Encoder::forward(const Tensor& ids, const Tensor& tokens, Pass& pass) {
       x = through(x, pass);
       continue;
     }
+    require(
+        !pass.side.x.defined() && !pass.context.x.defined(),
+        "model.recompute: a second stream or a context is not carried through layers ",
+        "that are computed again");
     const auto choices = std::make_shared<Record>();
     const auto names = std::make_shared<std::vector<std::string>>();
     Pass before = pass;
     before.losses.clear();
     before.choices = choices.get();
+    auto used = block.parameters();
+    for (const Tensor& parameter : shared_->parameters()) used.push_back(parameter);
     const auto outs = recompute(
         [=](const std::vector<Tensor>& in, bool again) {
           Pass inner = before;
@@ -246,7 +252,7 @@ Stream Encoder::forward(const Tensor& ids, const Tensor& tokens, Pass& pass) {
           (void)choices;  // kept alive
           return made;
         },
-        {x}, block.parameters());
+        {x}, used);
     x = outs[0];
     for (size_t i = 0; i < names->size(); ++i) pass.add_loss((*names)[i], outs[i + 1]);
   }

@@ -42,7 +42,7 @@ int64_t label_number(const Task& task, const std::string& label,
 Examples encoded(const Task& task, const Rows& rows, const std::string& path) {
   Examples examples;
   for (const auto& [text, label] : rows)
-    examples.add(task.cut(task.encode(text)), label_number(task, label, path));
+    examples.add(task.encode(text), label_number(task, label, path), task.longest);
   return examples;
 }
 
@@ -71,7 +71,8 @@ Task open(const TaskOptions& options) {
     require(taken < 1, "task.valid_share and task.test_share must leave something to ",
             "train on, got ", options.valid_share, " and ", options.test_share);
   });
-  Task task{.name = "classify", .longest = options.longest};
+  Task task{
+      .name = "classify", .longest = options.longest, .text_column = options.text};
   const std::string path = in_data(options, options.train);
   Rows rows = read_table(path, columns(options));
   std::set<std::string> labels;
@@ -137,7 +138,8 @@ Task outline(const TaskOptions& options) {
 
 Task restore(const TaskOptions& options, const std::string& labels,
              const std::string& vocabulary) {
-  Task task{.name = "classify", .longest = options.longest};
+  Task task{
+      .name = "classify", .longest = options.longest, .text_column = options.text};
   const auto list = nlohmann::json::parse(labels, nullptr, /*allow_exceptions=*/false);
   require(list.is_array() && list.size() >= 2 &&
               std::ranges::all_of(list, [](const auto& x) { return x.is_string(); }),

@@ -10,7 +10,10 @@ namespace longspan {
 namespace {
 
 Task restore(const TaskOptions& options, const std::string&, const std::string&) {
-  Task task{.name = "listops", .ids = kListOpsIds, .longest = options.longest};
+  Task task{.name = "listops",
+            .ids = kListOpsIds,
+            .longest = options.longest,
+            .text_column = "Source"};
   for (int digit = 0; digit < 10; ++digit) task.labels.push_back(std::to_string(digit));
   task.encode = [](const std::string& text) {
     return listops_ids(parse_listops(text));
@@ -22,7 +25,7 @@ Task restore(const TaskOptions& options, const std::string&, const std::string&)
 Examples read(const Task& task, const TaskOptions&, const std::string& path) {
   Examples examples;
   for (const auto& [expression, label] : read_listops(path))
-    examples.add(task.cut(listops_ids(expression)), label);
+    examples.add(listops_ids(expression), label, task.longest);
   return examples;
 }
 
@@ -42,6 +45,8 @@ Task open(const TaskOptions& options) {
   task.train = read(task, options, in_data(options, "basic_train.tsv"));
   task.valid = read(task, options, in_data(options, "basic_val.tsv"));
   task.test = read(task, options, in_data(options, "basic_test.tsv"));
+  task.references = {{"the commonest label of the outermost operator",
+                      guess_accuracy(task.train, task.test, /*by_first=*/true)}};
   task.facts.emplace_back("split as in the files basic_train, basic_val, basic_test");
   return task;
 }

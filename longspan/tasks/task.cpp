@@ -34,7 +34,11 @@ Fields fields(TaskOptions& o) {
   return {
       {"name", &o.name, "the task", "listops|classify"},
       {"data", &o.data, "the folder of its files; also --data"},
-      {"longest", &o.longest, "sequences are cut to so many tokens; 0: not cut", {}, 0},
+      {"longest",
+       &o.longest,
+       "sequences are cut to so many tokens; 0: the longest of the data",
+       {},
+       0},
       {"train", &o.train, "classify: the file to train on, .tsv, .csv or .jsonl"},
       {"valid", &o.valid, "classify: the file to choose by; empty: a share of train"},
       {"test", &o.test, "classify: the file to judge by; empty: a share of train"},
@@ -71,23 +75,15 @@ const Examples& Task::split(std::string_view split_name) const {
   return test;
 }
 
-std::vector<int32_t> Task::cut(std::vector<int32_t> sequence) const {
-  if (longest > 0 && static_cast<int64_t>(sequence.size()) > longest)
-    sequence.resize(static_cast<size_t>(longest));
-  return sequence;
-}
-
 Task open_task(const TaskOptions& options) {
   Task task = find_kind(options.name).open(options);
   if (task.longest == 0)
     task.longest = std::max(
         {task.train.longest(), task.valid.longest(), task.test.longest(), int64_t{1}});
   task.facts.push_back("at most " + std::to_string(task.longest) + " tokens");
-  task.references.push_back(
+  task.references.insert(
+      task.references.begin(),
       {"always the commonest label", guess_accuracy(task.train, task.test, false)});
-  if (task.name == "listops")
-    task.references.push_back({"the commonest label of the outermost operator",
-                               guess_accuracy(task.train, task.test, true)});
   return task;
 }
 

@@ -55,13 +55,11 @@ struct Task {
   // Where examples come from, how they were split and cut into tokens; stated with
   // every result.
   std::vector<std::string> facts = {};
+  std::string text_column = {};  // of texts in a user's file
   // Text that a user gives to the ids that the model reads.
   std::function<std::vector<int32_t>(const std::string& text)> encode = {};
   // What restore_task() needs beside the options: two small files.
   std::string saved_labels = {}, saved_vocabulary = {};
-
-  // As much of it as the model reads.
-  std::vector<int32_t> cut(std::vector<int32_t> sequence) const;
 
   const Examples& split(std::string_view name) const;  // train, valid or test
 };

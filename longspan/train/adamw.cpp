@@ -58,6 +58,13 @@ void update(const Update& u, const Tensor& p, const Tensor& g, const Tensor& m,
 
 }  // namespace
 
+NamedParameters named_parameters(const torch::nn::Module& module) {
+  NamedParameters parameters;
+  for (const auto& entry : module.named_parameters())
+    parameters.emplace_back(entry.key(), entry.value());
+  return parameters;
+}
+
 bool fits(std::string_view name, std::string_view pattern) {
   if (pattern.empty()) return name.empty();
   if (pattern.front() == '*') {
@@ -69,8 +76,7 @@ bool fits(std::string_view name, std::string_view pattern) {
          fits(name.substr(1), pattern.substr(1));
 }
 
-AdamW::AdamW(std::vector<std::pair<std::string, Tensor>> parameters,
-             const AdamWOptions& options)
+AdamW::AdamW(const NamedParameters& parameters, const AdamWOptions& options)
     : options_(options) {
   for (const auto& [name, parameter] : parameters) {
     require(!parameter.is_cpu() || parameter.scalar_type() == torch::kFloat ||

@@ -2,16 +2,19 @@
 
 #pragma once
 
-#include <map>
 #include <string>
 #include <vector>
 
-#include <torch/types.h>
+#include <torch/nn/module.h>
 
 #include "longspan/base/tensor_file.h"
 #include "longspan/base/value.h"
 
 namespace longspan {
+
+using NamedParameters = std::vector<std::pair<std::string, torch::Tensor>>;
+
+NamedParameters named_parameters(const torch::nn::Module& module);
 
 struct AdamWOptions {
   double beta1 = 0.9;
@@ -29,8 +32,7 @@ struct AdamWOptions {
 // The bits do not depend on the number of threads.
 class AdamW {
  public:
-  AdamW(std::vector<std::pair<std::string, torch::Tensor>> parameters,
-        const AdamWOptions& options);
+  AdamW(const NamedParameters& parameters, const AdamWOptions& options);
 
   // One update with the gradients of the parameters, each times `scale`. A parameter
   // without a gradient stays as it is.

@@ -3,17 +3,14 @@
 #pragma once
 
 #include <deque>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include <torch/types.h>
 
 #include "longspan/base/tensor_file.h"
+#include "longspan/train/adamw.h"
 
 namespace longspan {
-
-using NamedParameters = std::vector<std::pair<std::string, torch::Tensor>>;
 
 enum class Averaging {
   none,

@@ -49,11 +49,11 @@ void make_folder(const std::string& path) {
   fail("cannot make the folder ", path, ": ", std::strerror(errno));
 }
 
-void sync_folder(const std::string& path) {
-  const int handle = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (handle < 0) return;
-  fsync(handle);
-  close(handle);
+bool is_there(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
+
+// Each gets the name of the other, at once.
+bool swap_names(const std::string& a, const std::string& b) {
+  return renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
 }
 
 // The step of "step-40", or -1.
@@ -97,25 +97,26 @@ std::string Checkpoints::path(int64_t step) const {
 }
 
 void Checkpoints::write(int64_t step, const Checkpoint& checkpoint) const {
-  make_folder(folder_);
+  if (!is_there(folder_)) {
+    make_folder(folder_);
+    sync_folder(folder_ + "/..");
+  }
   const std::string unfinished = path(step) + ".unfinished-" + std::to_string(getpid());
   remove_checkpoint(unfinished);
   make_folder(unfinished);
   try {
     write_tensors(unfinished + '/' + kModel, checkpoint.model);
     write_tensors(unfinished + '/' + kOptimizer, checkpoint.optimizer);
-    WholeFile state(unfinished + '/' + kState);
-    state.write(checkpoint.state);
-    state.commit();
+    write_whole(unfinished + '/' + kState, checkpoint.state);
     json sums;
     for (const char* part : kParts) sums[part] = described(unfinished + '/' + part);
-    WholeFile done(unfinished + '/' + kDone);
-    done.write(sums.dump(2) + "\n");
-    done.commit();
-    remove_checkpoint(path(step));
-    if (rename(unfinished.c_str(), path(step).c_str()) != 0)
-      fail("cannot write ", path(step), ": ", std::strerror(errno));
+    write_whole(unfinished + '/' + kDone, sums.dump(2) + "\n");
+    const bool placed =
+        rename(unfinished.c_str(), path(step).c_str()) == 0 ||
+        (is_there(path(step) + "/.") && swap_names(unfinished, path(step)));
+    if (!placed) fail("cannot write ", path(step), ": ", std::strerror(errno));
     sync_folder(folder_);
+    remove_checkpoint(unfinished);  // what had the name before
   } catch (...) {
     remove_checkpoint(unfinished);
     throw;

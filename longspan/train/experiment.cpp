@@ -24,12 +24,6 @@ using torch::Tensor;
 
 bool exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
 
-void write_whole(const std::string& path, const std::string& text) {
-  WholeFile file(path);
-  file.write(text);
-  file.commit();
-}
-
 Experiment stored(const std::string& folder) {
   const std::string path = folder + "/config.yaml";
   require(exists(path), folder, " is no run: it has no config.yaml");
@@ -63,32 +57,25 @@ void check_same(Experiment given, const std::string& folder) {
        "; begin another run in another folder");
 }
 
-// Refuses a folder that the run cannot be in.
-void check_folder(const Experiment& experiment, const RunOptions& run) {
+// Refuses a folder that holds something else than the run that is wanted.
+void check_folder(const RunOptions& run) {
   require(!run.folder.empty(), "training needs a folder for the run");
-  const bool is_run = exists(run.folder + "/config.yaml");
-  if (run.resume.empty())
-    require(!is_run, run.folder,
-            " holds a run already; --resume auto goes on with it, ",
-            "or choose another folder");
-  else if (is_run)
-    argument([&] { check_same(experiment, run.folder); });
-  else
-    require(run.resume == "auto" || !exists(run.folder + "/checkpoints"), run.folder,
+  const Checkpoints checkpoints(run.folder + "/checkpoints");
+  if (!exists(run.folder + "/config.yaml")) {
+    require(!exists(run.folder + "/checkpoints"), run.folder,
             " has checkpoints but no config.yaml; choose another folder");
-  if (!run.resume.empty() && run.resume != "auto" && is_run) {
-    // Going on from an older checkpoint would overwrite what came after it.
-    const auto steps = Checkpoints(run.folder + "/checkpoints").steps();
-    std::error_code error;
-    const bool newest =
-        !steps.empty() &&
-        std::filesystem::equivalent(
-            run.resume, Checkpoints(run.folder + "/checkpoints").path(steps.back()),
-            error);
-    require(steps.empty() || newest, run.folder, " has checkpoints up to step ",
-            steps.empty() ? 0 : steps.back(), ", so going on from ", run.resume,
-            " needs another folder");
+    return;
   }
+  require(!run.resume.empty(), run.folder,
+          " holds a run already; --resume auto goes on ",
+          "with it, or choose another folder");
+  const auto steps = checkpoints.steps();
+  if (run.resume == "auto" || steps.empty()) return;
+  std::error_code error;
+  require(
+      std::filesystem::equivalent(run.resume, checkpoints.path(steps.back()), error),
+      run.folder, " has checkpoints up to step ", steps.back(), ", so going on from ",
+      run.resume, " needs another folder");
 }
 
 void write_options(Experiment& experiment, const Task& task, const RunOptions& run) {
@@ -149,12 +136,13 @@ std::shared_ptr<Classifier> make_model(const Experiment& experiment, const Task&
 }
 
 RunResult run_experiment(Experiment experiment, const RunOptions& run) {
+  check_folder(run);
   const Task task = open_task(experiment.task);
   if (experiment.task.longest == 0) experiment.task.longest = task.longest;
   const auto model = make_model(experiment, task);
   Classification objective(task, *model);
-  check_training(objective, experiment.train);
-  check_folder(experiment, run);
+  if (exists(run.folder + "/config.yaml"))
+    argument([&] { check_same(experiment, run.folder); });
   RunOptions prepared = run;
   prepared.begin = [&] { write_options(experiment, task, run); };
   RunResult result{.training = train(objective, experiment.train, prepared),
@@ -189,25 +177,30 @@ TrainedModel open_run(const std::string& folder, const std::string& checkpoint,
   } else {
     trained.checkpoint = checkpoint;
   }
+  const auto state = state_from(read_file(trained.checkpoint + "/state.json"));
+  require(state.has_value(), trained.checkpoint,
+          "/state.json is not the state of a training");
+  trained.data = state->data;
   trained.model = make_model(trained.experiment, trained.task);
   load_weights(*trained.model, read_weights(trained.checkpoint), trained.checkpoint);
   trained.model->eval();
   return trained;
 }
 
-std::vector<std::vector<double>> TrainedModel::predict(
-    const std::vector<std::string>& texts) {
+std::vector<Prediction> TrainedModel::predict(const std::vector<std::string>& texts) {
   const torch::NoGradGuard without_gradients;
   const torch::Device device = device_of(experiment.train);
   Examples examples;
+  std::vector<Prediction> answers;
   for (size_t i = 0; i < texts.size(); ++i) {
+    const int64_t cut_before = examples.cut();
     try {
-      examples.add(task.cut(task.encode(texts[i])), 0);
+      examples.add(task.encode(texts[i]), 0, task.longest);
     } catch (const Error& error) {
       fail("text ", i + 1, ": ", error.what());
     }
+    answers.push_back({.probabilities = {}, .cut = examples.cut() > cut_before});
   }
-  std::vector<std::vector<double>> answers;
   constexpr int64_t kAtOnce = 16;
   for (int64_t first = 0; first < examples.size(); first += kAtOnce) {
     std::vector<int64_t> numbers(
@@ -215,14 +208,13 @@ std::vector<std::vector<double>> TrainedModel::predict(
     std::iota(numbers.begin(), numbers.end(), first);
     const Batch batch = make_batch(examples, numbers).to(device);
     Pass pass;
-    const Tensor probabilities =
-        torch::softmax(model->forward(batch.ids, batch.tokens, pass), 1)
-            .to(torch::kDouble)
-            .cpu()
-            .contiguous();
-    for (int64_t i = 0; i < probabilities.size(0); ++i) {
-      const auto* row = probabilities[i].data_ptr<double>();
-      answers.emplace_back(row, row + probabilities.size(1));
+    const Tensor logits = model->forward(batch.ids, batch.tokens, pass);
+    const Tensor shares =
+        torch::softmax(logits, 1).to(torch::kDouble).cpu().contiguous();
+    for (int64_t i = 0; i < shares.size(0); ++i) {
+      const auto* row = shares[i].data_ptr<double>();
+      answers[static_cast<size_t>(first + i)].probabilities.assign(
+          row, row + shares.size(1));
     }
   }
   return answers;

@@ -46,15 +46,20 @@ struct RunResult {
 // run, but for budgets and what does not change the weights.
 RunResult run_experiment(Experiment experiment, const RunOptions& run);
 
+struct Prediction {
+  std::vector<double> probabilities;  // of the labels
+  bool cut = false;                   // the text was longer than the model reads
+};
+
 // A trained model, ready to use.
 struct TrainedModel {
   Experiment experiment = {};
   Task task = {};  // without examples
   std::shared_ptr<Classifier> model = {};
   std::string checkpoint = {};  // its folder
+  uint32_t data = 0;            // fingerprint of the examples it was trained on
 
-  // The probabilities of the labels for each text.
-  std::vector<std::vector<double>> predict(const std::vector<std::string>& texts);
+  std::vector<Prediction> predict(const std::vector<std::string>& texts);
 };
 
 // Opens the run in `folder` with its best checkpoint, or with `checkpoint`: best, last,

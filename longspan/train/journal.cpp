@@ -37,9 +37,7 @@ void keep_until(const std::string& path, int64_t step) {
     begin = end + 1;
   }
   if (kept == before) return;
-  WholeFile file(path);
-  file.write(kept);
-  file.commit();
+  write_whole(path, kept);
 }
 
 std::FILE* append_to(const std::string& path) {

@@ -27,8 +27,12 @@ RunFolder::RunFolder(const std::string& path) {
     fail("cannot open the folder ", path, ": ", std::strerror(reason));
   }
   if (flock(handle_, LOCK_EX | LOCK_NB) == 0) return;
+  const int reason = errno;
   close(handle_);
-  fail("another process trains in ", path, "; choose another folder");
+  if (reason == EWOULDBLOCK)
+    fail("another process trains in ", path, "; choose another folder");
+  remove_made();
+  fail("cannot hold the folder ", path, " for one process: ", std::strerror(reason));
 }
 
 RunFolder::~RunFolder() {

@@ -7,13 +7,17 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <iomanip>
 #include <numeric>
+#include <span>
+#include <sstream>
 
 #include "longspan/base/error.h"
 #include "longspan/base/flops.h"
 #include "longspan/base/memory.h"
 #include "longspan/base/shapes.h"
+#include "longspan/base/whole_file.h"
 #include "longspan/base/words.h"
 #include "longspan/data/order.h"
 #include "longspan/data/prefetch.h"
@@ -30,21 +34,16 @@ namespace {
 
 using torch::Tensor;
 
-NamedParameters parameters_of(torch::nn::Module& model) {
-  NamedParameters parameters;
-  for (const auto& entry : model.named_parameters())
-    parameters.emplace_back(entry.key(), entry.value());
-  return parameters;
-}
-
 // 0 if the budget does not say.
 int64_t total_steps(const Objective& objective, const TrainOptions& options) {
-  if (options.steps > 0) return options.steps;
-  const auto count = static_cast<double>(objective.examples("train").size());
-  if (options.epochs > 0 && options.ramp_steps == 0)
-    return static_cast<int64_t>(
+  int64_t steps = options.steps;
+  if (options.epochs > 0 && options.ramp_steps == 0) {
+    const auto count = static_cast<double>(objective.examples("train").size());
+    const auto through = static_cast<int64_t>(
         std::ceil(options.epochs * count / static_cast<double>(options.batch)));
-  return 0;
+    steps = steps > 0 ? std::min(steps, through) : through;
+  }
+  return steps;
 }
 
 class Training {
@@ -54,6 +53,8 @@ class Training {
         options_(options),
         run_(run),
         device_(device_of(options)),
+        parameters_(named_parameters(objective.model())),
+        optimizer_(argument([&] { return AdamW(parameters_, options.adamw); })),
         folder_(run.folder),
         checkpoints_(run.folder + "/checkpoints"),
         schedule_(options.learning_rate, options.schedule,
@@ -63,9 +64,7 @@ class Training {
                                              : Averaging::none,
                  options.average_decay, options.average_last),
         peak_(device_) {
-    parameters_ = parameters_of(objective.model());
-    optimizer_.emplace(parameters_, options.adamw);
-    fingerprint_ = objective.examples("train").fingerprint();
+    state_.data = objective.examples("train").fingerprint();
     resume();
     if (run.begin) run.begin();
     journal_.emplace(
@@ -92,19 +91,31 @@ class Training {
           return micro_batches(numbers);
         },
         options_.prefetch);
+    const int64_t save_every =
+        options_.save_every > 0 ? options_.save_every : options_.evaluate_every;
+    if (saved_ != state_.step && state_.step > 0)
+      save();  // a checkpoint from elsewhere
     std::string end;
-    while ((end = reason_to_end()).empty()) {
-      if (!step(batches.next())) break;  // a signal came
-      const bool last = !reason_to_end().empty();
-      if (state_.step % options_.log_every == 0 || last) tell_progress();
-      const bool gained =
-          (state_.step % options_.evaluate_every == 0 || last) && evaluate();
-      const int64_t every =
-          options_.save_every > 0 ? options_.save_every : options_.evaluate_every;
-      if (gained || last || state_.step % every == 0) save();
+    while (true) {
+      end = reason_to_end();
+      if (!end.empty() && window_.steps > 0) tell_progress();
+      bool changed = saved_ != state_.step;
+      if (is_evaluation_due(!end.empty())) {
+        if (!evaluate()) {  // a signal came
+          end.clear();
+          break;
+        }
+        changed = true;
+        if (end.empty()) end = reason_to_end();  // out of patience
+      }
+      const bool best = state_.best && state_.best->step == state_.step;
+      if (changed &&
+          (!end.empty() || best || (state_.step > 0 && state_.step % save_every == 0)))
+        save();
+      if (!end.empty() || !step(batches.next())) break;
+      if (state_.step % options_.log_every == 0) tell_progress();
     }
-    if (end.empty()) end = "a signal came";
-    if (saved_ != state_.step) save();
+    if (end.empty() && saved_ != state_.step) save();
     return finished(end);
   }
 
@@ -207,7 +218,7 @@ class Training {
     const double rate = schedule_.at(state_.step);
     const double scale =
         options_.clip > 0 && norm > options_.clip ? options_.clip / norm : 1;
-    optimizer_->step(rate, scale);
+    optimizer_.step(rate, scale);
     average_.after_step(parameters_);
     ++state_.step;
     state_.examples += examples;
@@ -217,7 +228,6 @@ class Training {
     window_.loss += loss;
     window_.right += right;
     window_.examples += examples;
-    window_.flops += 3 * static_cast<double>(flops);
     ++window_.steps;
     window_.norm = norm;
     window_.rate = rate;
@@ -265,7 +275,7 @@ class Training {
          {"gradient_norm", window_.norm},
          {"tokens_per_second", rate},
          {"peak_bytes", static_cast<double>(bytes)},
-         {"flops", window_.flops},
+         {"flops", state_.flops},
          {"examples", static_cast<double>(state_.examples)},
          {"tokens", static_cast<double>(state_.tokens)},
          {"epoch", static_cast<double>(state_.examples) /
@@ -285,32 +295,50 @@ class Training {
     last_log_ = {.seconds = now, .tokens = state_.tokens};
   }
 
-  // Whether it is the best so far.
+  bool is_evaluation_due(bool at_end) const {
+    if (state_.step == 0) return false;
+    if (at_end && !state_.best) return true;
+    const bool due = at_end || state_.step % options_.evaluate_every == 0;
+    return due && state_.evaluated != state_.step;
+  }
+
+  // False, with nothing changed, if a signal came.
   bool evaluate() {
-    average_.note(parameters_);
-    Score valid;
+    const WeightAverage average_before = average_;
+    if (state_.evaluated != state_.step) average_.note(parameters_);
+    std::optional<Score> valid;
     {
       const Averaged averaged(*this);
-      valid =
-          score(objective_, objective_.examples("valid"), evaluation_batch(), device_);
+      valid = score_of("valid");
     }
+    if (!valid) {
+      average_ = average_before;
+      return false;
+    }
+    state_.evaluated = state_.step;
     const bool better =
         !state_.best ||
-        (options_.best_by == "loss" ? valid.loss < state_.best->score.loss
-                                    : valid.accuracy > state_.best->score.accuracy);
-    if (better) state_.best = Scored{.step = state_.step, .score = valid};
+        (options_.best_by == "loss" ? valid->loss < state_.best->score.loss
+                                    : valid->accuracy > state_.best->score.accuracy);
+    if (better) state_.best = Scored{.step = state_.step, .score = *valid};
     state_.without_gain = better ? 0 : state_.without_gain + 1;
     journal_->metrics("valid", state_.step,
-                      {{"loss", valid.loss},
-                       {"accuracy", valid.accuracy},
-                       {"examples", static_cast<double>(valid.examples)},
+                      {{"loss", valid->loss},
+                       {"accuracy", valid->accuracy},
+                       {"examples", static_cast<double>(valid->examples)},
                        {"seconds", seconds()}});
     std::ostringstream line;
     line << "step " << state_.step << "  validation loss " << std::fixed
-         << std::setprecision(4) << valid.loss << "  accuracy "
-         << percent(valid.accuracy) << (better ? "  best so far" : "");
+         << std::setprecision(4) << valid->loss << "  accuracy "
+         << percent(valid->accuracy) << (better ? "  best so far" : "");
     journal_->say(line.str());
-    return better;
+    return true;
+  }
+
+  // Nothing if a signal came.
+  std::optional<Score> score_of(const char* split) {
+    return score(objective_, objective_.examples(split), evaluation_batch(), device_,
+                 [] { return StopSignals::noted() != 0; });
   }
 
   int64_t evaluation_batch() const {
@@ -356,7 +384,7 @@ class Training {
   void save() {
     state_.seconds = seconds();
     Checkpoint checkpoint;
-    checkpoint.optimizer = optimizer_->saved();
+    checkpoint.optimizer = optimizer_.saved();
     checkpoint.optimizer.merge(average_.saved(parameters_));
     if (options_.average != "none")
       for (const auto& [name, parameter] : parameters_)
@@ -365,8 +393,6 @@ class Training {
       const Averaged averaged(*this);
       checkpoint.model = model_tensors();
     }
-    state_.optimizer_steps = optimizer_->steps();
-    state_.data = fingerprint_;
     checkpoint.state = text_of(state_);
     checkpoints_.write(state_.step, checkpoint);
     saved_ = state_.step;
@@ -388,7 +414,7 @@ class Training {
     const std::string target = "checkpoints/step-" + std::to_string(state_.best->step);
     if (symlink(target.c_str(), made.c_str()) == 0 &&
         std::rename(made.c_str(), link.c_str()) == 0)
-      return;
+      return sync_folder(run_.folder);
     const int error = errno;
     unlink(made.c_str());
     fail("cannot write ", link, ": ", std::strerror(error));
@@ -419,17 +445,24 @@ class Training {
   void take(const std::string& path, const Checkpoint& checkpoint) {
     const auto saved = state_from(checkpoint.state);
     require(saved.has_value(), path, "/state.json is not the state of a training");
-    require(saved->data == fingerprint_, path,
+    require(saved->data == state_.data, path,
             ": was trained on other examples than these; give the same data");
     state_ = *saved;
     NamedTensors weights = checkpoint.model;
     for (const auto& [name, tensor] : checkpoint.optimizer)
       if (name.starts_with("weights.")) weights[name.substr(8)] = tensor;
     load_weights(objective_.model(), weights, path);
-    optimizer_->load(checkpoint.optimizer, state_.optimizer_steps);
+    optimizer_.load(checkpoint.optimizer, state_.step);
     average_.load(checkpoint.optimizer, parameters_);
-    saved_ = state_.step;
     remarks_.push_back("goes on from " + path);
+    const auto seek_anew = [&] {
+      state_.best.reset();
+      state_.without_gain = 0;
+    };
+    std::error_code error;
+    const std::string own = checkpoints_.path(state_.step);
+    if (!std::filesystem::equivalent(path, own, error)) return seek_anew();
+    saved_ = state_.step;
     if (!state_.best) return;
     const std::string best = checkpoints_.path(state_.best->step);
     try {
@@ -437,41 +470,45 @@ class Training {
     } catch (const Error&) {
       remarks_.push_back("the best checkpoint, " + best +
                          ", is gone; the best is sought anew");
-      state_.best.reset();
+      seek_anew();
     }
   }
 
+  // `end` is why it ended, or empty: a signal came.
   TrainResult finished(const std::string& end) {
-    state_.seconds = seconds();
-    TrainResult result{.step = state_.step,
-                       .examples = state_.examples,
-                       .tokens = state_.tokens,
-                       .seconds = state_.seconds,
-                       .peak_bytes = peak_.total(),
-                       .flops = state_.flops,
-                       .best = state_.best,
-                       .end = end,
-                       .signal = StopSignals::noted()};
-    std::ostringstream line;
-    line << "stops after step " << state_.step << ": " << end << "; "
-         << duration(state_.seconds) << " in all";
-    journal_->say(line.str());
-    if (result.signal == 0 && state_.best) {
+    std::optional<Score> test;
+    if (!end.empty() && state_.best) {
       const std::string best = checkpoints_.path(state_.best->step);
       load_weights(objective_.model(), read_weights(best), best);
-      result.test =
-          score(objective_, objective_.examples("test"), evaluation_batch(), device_);
-      journal_->metrics("test", state_.step,
-                        {{"loss", result.test->loss},
-                         {"accuracy", result.test->accuracy},
-                         {"examples", static_cast<double>(result.test->examples)}});
+      test = score_of("test");
+      if (test)
+        journal_->metrics("test", state_.step,
+                          {{"loss", test->loss},
+                           {"accuracy", test->accuracy},
+                           {"examples", static_cast<double>(test->examples)}});
     }
+    state_.seconds = seconds();
+    const int signal = end.empty() || (state_.best && !test) ? StopSignals::noted() : 0;
+    const TrainResult result{.step = state_.step,
+                             .examples = state_.examples,
+                             .tokens = state_.tokens,
+                             .seconds = state_.seconds,
+                             .peak_bytes = peak_.total(),
+                             .flops = state_.flops,
+                             .best = state_.best,
+                             .test = test,
+                             .end = signal ? "a signal came" : end,
+                             .signal = signal};
+    std::ostringstream line;
+    line << "stops after step " << state_.step << ": " << result.end << "; "
+         << duration(state_.seconds) << " in all";
+    journal_->say(line.str());
     journal_->flush();
     return result;
   }
 
   struct Window {  // since the last line of progress
-    double loss = 0, right = 0, flops = 0, norm = 0, rate = 0;
+    double loss = 0, right = 0, norm = 0, rate = 0;
     int64_t examples = 0, steps = 0;
   };
   struct Mark {
@@ -483,19 +520,18 @@ class Training {
   TrainOptions options_;
   RunOptions run_;
   torch::Device device_;
+  NamedParameters parameters_;
+  AdamW optimizer_;
   RunFolder folder_;
   Checkpoints checkpoints_;
   Schedule schedule_;
   WeightAverage average_;
   PeakBytes peak_;
-  NamedParameters parameters_;
-  std::optional<AdamW> optimizer_;
   std::optional<Journal> journal_;
   std::vector<std::string> remarks_;
   TrainingState state_;
   Window window_;
   Mark last_log_;
-  uint32_t fingerprint_ = 0;
   int64_t saved_ = -1;
   double seconds_before_ = 0;
   std::chrono::steady_clock::time_point started_;
@@ -503,8 +539,9 @@ class Training {
 
 }  // namespace
 
-Score score(Objective& objective, const Examples& examples, int64_t batch,
-            torch::Device device) {
+std::optional<Score> score(Objective& objective, const Examples& examples,
+                           int64_t batch, torch::Device device,
+                           const std::function<bool()>& stop) {
   const torch::NoGradGuard without_gradients;
   objective.model().eval();
   // By length, so that there is little padding.
@@ -513,20 +550,20 @@ Score score(Objective& objective, const Examples& examples, int64_t batch,
   std::ranges::stable_sort(order, {}, [&](int64_t i) { return examples.length(i); });
   Tensor sums = torch::zeros(2, torch::TensorOptions(device).dtype(torch::kDouble));
   const std::span all(order);
-  for (size_t first = 0; first < all.size(); first += static_cast<size_t>(batch)) {
-    if (StopSignals::noted()) break;
-    const Batch made = make_batch(
-        examples,
-        all.subspan(first, std::min(static_cast<size_t>(batch), all.size() - first)));
+  const auto each = static_cast<size_t>(batch);
+  for (size_t first = 0; first < all.size(); first += each) {
+    if (stop && stop()) return std::nullopt;
+    const Batch made =
+        make_batch(examples, all.subspan(first, std::min(each, all.size() - first)));
     Pass pass;
     const BatchSums part = objective.evaluate(made.to(device), pass);
     sums += torch::stack({part.loss.to(torch::kDouble), part.right.to(torch::kDouble)});
   }
   sums = sums.cpu();
   const auto count = static_cast<double>(std::max<int64_t>(1, examples.size()));
-  return {.loss = sums[0].item<double>() / count,
-          .accuracy = sums[1].item<double>() / count,
-          .examples = examples.size()};
+  return Score{.loss = sums[0].item<double>() / count,
+               .accuracy = sums[1].item<double>() / count,
+               .examples = examples.size()};
 }
 
 void check_training(Objective& objective, const TrainOptions& options) {
@@ -542,7 +579,6 @@ void check_training(Objective& objective, const TrainOptions& options) {
             "train.first_batch needs train.ramp_steps");
     device_of(options);
     Schedule(options.learning_rate, options.schedule, total_steps(objective, options));
-    AdamW(parameters_of(objective.model()), options.adamw);
   });
   for (const char* split : {"train", "valid", "test"})
     require(objective.examples(split).size() > 0, "there are no examples in ", split);

@@ -14,9 +14,11 @@
 
 namespace longspan {
 
-// The mean loss and accuracy over all examples, in evaluation mode.
-Score score(Objective& objective, const Examples& examples, int64_t batch,
-            torch::Device device);
+// The mean loss and accuracy over all examples, in evaluation mode; nothing if `stop`
+// said so in between.
+std::optional<Score> score(Objective& objective, const Examples& examples,
+                           int64_t batch, torch::Device device,
+                           const std::function<bool()>& stop = {});
 
 struct TrainResult {
   int64_t step = 0;

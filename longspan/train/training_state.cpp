@@ -13,7 +13,7 @@ std::string text_of(const TrainingState& s) {
                 {"flops", s.flops},
                 {"seconds", s.seconds},
                 {"first_loss", s.first_loss},
-                {"optimizer_steps", s.optimizer_steps},
+                {"evaluated", s.evaluated},
                 {"data", s.data},
                 {"without_gain", s.without_gain},
                 {"best", nullptr}};
@@ -33,7 +33,7 @@ std::optional<TrainingState> state_from(const std::string& text) try {
                   .flops = saved.at("flops"),
                   .seconds = saved.at("seconds"),
                   .first_loss = saved.at("first_loss"),
-                  .optimizer_steps = saved.at("optimizer_steps"),
+                  .evaluated = saved.at("evaluated"),
                   .data = saved.at("data"),
                   .without_gain = saved.at("without_gain")};
   if (const json& best = saved.at("best"); !best.is_null())

@@ -27,7 +27,7 @@ struct TrainingState {
   double flops = 0;
   double seconds = 0;
   double first_loss = 0;
-  int64_t optimizer_steps = 0;
+  int64_t evaluated = 0;     // the step of the last evaluation
   uint32_t data = 0;         // fingerprint of the examples
   int64_t without_gain = 0;  // evaluations since the best
   std::optional<Scored> best = {};

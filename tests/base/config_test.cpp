@@ -274,9 +274,12 @@ TEST(AConfig, IsWrittenInSections) {
             "model:\n  tied: false\n  layers: 6\n  dropout: 0.1\n  norm: pre\n"
             "  attention: dense\ntrain:\n  steps: 100\n  rate: 1.0\n  data: \"\"\n");
   int64_t seed = 1;
-  EXPECT_EQ(config_text({{"seed", &seed, "of all"}}, true), "# of all\nseed: 1\n");
+  EXPECT_EQ(config_text({{"seed", &seed, "of all"}}, true),
+            "# of all (a whole number)\nseed: 1\n");
   const std::string helpful = config_text(fields(some), true);
-  EXPECT_NE(helpful.find("  # share dropped\n  dropout: 0.1\n"), helpful.npos);
+  EXPECT_NE(
+      helpful.find("  # share dropped (a number between 0 and 0.9)\n  dropout: 0.1\n"),
+      helpful.npos);
 }
 
 TEST(AConfig, KnowsWhatDiffers) {

@@ -92,5 +92,16 @@ TEST(ABatch, GoesToADevice) {
   }
 }
 
+TEST(TheExamples, AreCutAndCounted) {
+  Examples examples;
+  examples.add(std::vector<int32_t>{1, 2, 3}, 0, 3);
+  examples.add(std::vector<int32_t>{1, 2, 3, 4}, 1, 3);
+  examples.add(std::vector<int32_t>{1, 2, 3, 4}, 1);
+  EXPECT_EQ(examples.length(0), 3);
+  EXPECT_EQ(examples.length(1), 3);
+  EXPECT_EQ(examples.length(2), 4);
+  EXPECT_EQ(examples.cut(), 1);
+}
+
 }  // namespace
 }  // namespace longspan::testing

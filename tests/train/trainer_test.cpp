@@ -1,0 +1,372 @@
+#include "longspan/train/trainer.h"
+
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+#include <random>
+#include <sstream>
+
+#include <gtest/gtest.h>
+
+#include "longspan/base/read_file.h"
+#include "longspan/train/checkpoint.h"
+#include "tests/support/folder.h"
+#include "tests/support/tensors.h"
+
+namespace longspan {
+namespace {
+
+using testing::Folder;
+using testing::refusal;
+using testing::Tensor;
+
+Task small_task() {
+  Task task{.name = "parity", .ids = 6, .longest = 12, .labels = {"even", "odd"}};
+  std::mt19937 random(3);
+  const auto fill = [&](Examples& examples, int count) {
+    for (int i = 0; i < count; ++i) {
+      std::vector<int32_t> ids(3 + random() % 9);
+      for (auto& id : ids) id = static_cast<int32_t>(1 + random() % 5);
+      examples.add(ids, ids[0] % 2);
+    }
+  };
+  fill(task.train, 50);
+  fill(task.valid, 12);
+  fill(task.test, 12);
+  return task;
+}
+
+TrainOptions small_training() {
+  TrainOptions options;
+  options.steps = 20;
+  options.batch = 7;
+  options.micro_batch = 3;
+  options.evaluate_every = 6;
+  options.evaluate_batch = 5;
+  options.save_every = 4;
+  options.log_every = 3;
+  options.learning_rate = 0.01;
+  options.schedule = Value::parse("[{name: warmup, steps: 5}, linear]");
+  options.clip = 0.5;
+  options.bucket = 3;
+  options.tensorboard = false;
+  return options;
+}
+
+EncoderOptions small_model() {
+  return {.layers = 1,
+          .embedding = 8,
+          .heads = 2,
+          .inner = 8,
+          .dropout = 0.1,
+          .attention_dropout = 0.1};
+}
+
+// Cross-entropy that is asked to stop, or gives a bad loss, at the given calls.
+class Troubled final : public Objective {
+ public:
+  Troubled(const Task& task, Classifier& model) : plain_(task, model) {}
+
+  torch::nn::Module& model() override { return plain_.model(); }
+  const Examples& examples(std::string_view split) const override {
+    return plain_.examples(split);
+  }
+  BatchSums evaluate(const Batch& batch, Pass& pass) override {
+    ++calls;
+    if (calls == signal_at) std::raise(SIGTERM);
+    BatchSums sums = plain_.evaluate(batch, pass);
+    if (calls == bad_at) sums.loss = sums.loss * bad_factor;
+    return sums;
+  }
+
+  int calls = 0, signal_at = -1, bad_at = -1;
+  double bad_factor = 1;
+
+ private:
+  Classification plain_;
+};
+
+struct Trained {
+  TrainResult result;
+  std::vector<Tensor> weights;
+};
+
+// One process's part of a training.
+Trained train_part(const std::string& folder, const TrainOptions& options,
+                   const std::string& resume, int signal_at = -1,
+                   const EncoderOptions& encoder = small_model(), int* calls = nullptr) {
+  const Task task = small_task();
+  torch::manual_seed(1);
+  Classifier model(encoder, task.ids, task.longest, 2);
+  convert(model, torch::kCPU, dtype_of(options));
+  Troubled objective(task, model);
+  objective.signal_at = signal_at;
+  Trained trained{
+      train(objective, options, {.folder = folder, .resume = resume, .quiet = true}), {}};
+  for (const Tensor& parameter : model.parameters())
+    trained.weights.push_back(parameter.detach().clone());
+  if (calls) *calls = objective.calls;
+  return trained;
+}
+
+std::string without_seconds(const std::string& text) {
+  std::istringstream in(text);
+  std::string kept;
+  for (std::string line; std::getline(in, line);) {
+    for (const char* timed : {"\"seconds\"", "\"tokens_per_second\"", "\"peak_bytes\""})
+      if (const size_t at = line.find(timed); at != std::string::npos)
+        line.erase(at, line.find_first_of(",}", at) - at);
+    kept += line + "\n";
+  }
+  return kept;
+}
+
+void expect_equal(const Trained& a, const Trained& b, const std::string& what) {
+  for (size_t i = 0; i < a.weights.size(); ++i)
+    EXPECT_TRUE(torch::equal(a.weights[i], b.weights[i])) << what << ", weight " << i;
+  ASSERT_TRUE(a.result.best && b.result.best && a.result.test && b.result.test) << what;
+  EXPECT_EQ(a.result.best->step, b.result.best->step) << what;
+  EXPECT_EQ(a.result.best->score.loss, b.result.best->score.loss) << what;
+  EXPECT_EQ(a.result.test->loss, b.result.test->loss) << what;
+  EXPECT_EQ(a.result.tokens, b.result.tokens) << what;
+  EXPECT_EQ(a.result.end, b.result.end) << what;
+}
+
+// Interrupted at every call of the model, in steps, evaluations and the test, a training
+// goes on to the same end.
+void expect_survives_signals(const TrainOptions& options, const std::string& what,
+                             const EncoderOptions& encoder = small_model()) {
+  const Folder folder;
+  int calls = 0;
+  const Trained whole =
+      train_part(folder / "whole", options, "", -1, encoder, &calls);
+  ASSERT_GT(calls, 40);
+  for (int at = 1; at <= calls; at += 7) {
+    const std::string run = folder / ("at" + std::to_string(at));
+    const Trained first = train_part(run, options, "auto", at, encoder);
+    EXPECT_EQ(first.result.signal, SIGTERM) << what << ", call " << at;
+    EXPECT_FALSE(first.result.test) << what << ", call " << at;
+    train_part(run, options, "auto", 11, encoder);  // and again
+    const Trained last = train_part(run, options, "auto", -1, encoder);
+    expect_equal(whole, last, what + ", call " + std::to_string(at));
+    EXPECT_EQ(without_seconds(read_file(folder / "whole/checkpoints/step-20/state.json")),
+              without_seconds(read_file(run + "/checkpoints/step-20/state.json")))
+        << what << ", call " << at;
+  }
+}
+
+TEST(ATraining, GoesOnAfterASignalAnywhere) {
+  expect_survives_signals(small_training(), "plain");
+}
+
+TEST(ATraining, GoesOnWithEveryOption) {
+  TrainOptions last = small_training();
+  last.average = "last";
+  last.average_last = 2;
+  last.best_by = "loss";
+  expect_survives_signals(last, "the mean of the last");
+
+  TrainOptions ema = small_training();
+  ema.average = "ema";
+  ema.average_decay = 0.8;
+  ema.first_batch = 2;
+  ema.ramp_steps = 9;
+  ema.precision = "double";
+  ema.prefetch = 0;
+  ema.adamw.weight_decay = 0.1;
+  ema.schedule = Value::List{};
+  EncoderOptions again = small_model();
+  again.recompute = true;
+  expect_survives_signals(ema, "a moving average, a ramp, double, recomputed", again);
+}
+
+TEST(ATraining, RepeatsItself) {
+  const Folder folder;
+  const TrainOptions options = small_training();
+  const Trained first = train_part(folder / "a", options, "");
+  expect_equal(first, train_part(folder / "b", options, ""), "again");
+  TrainOptions other = options;
+  other.seed = 2;
+  const Trained second = train_part(folder / "c", other, "");
+  EXPECT_FALSE(torch::equal(first.weights[0], second.weights[0]));
+}
+
+TEST(ATraining, AddsUpMicroBatches) {
+  const Folder folder;
+  TrainOptions options = small_training();
+  options.precision = "double";
+  options.micro_batch = 7;
+  options.bucket = 0;
+  EncoderOptions plain = small_model();
+  plain.dropout = plain.attention_dropout = 0;
+  const Trained at_once = train_part(folder / "a", options, "", -1, plain);
+  options.micro_batch = 2;
+  const Trained in_parts = train_part(folder / "b", options, "", -1, plain);
+  for (size_t i = 0; i < at_once.weights.size(); ++i)
+    EXPECT_TRUE(testing::close(in_parts.weights[i], at_once.weights[i], 1e-8)) << i;
+}
+
+TEST(ATraining, EndsWithTheFirstBudgetUsedUp) {
+  struct Case {
+    const char* what;
+    int64_t steps;
+    double epochs;
+    int64_t tokens;
+    int64_t expected;
+  };
+  const Case cases[] = {{"steps", 5, 100, 0, 5},
+                        {"epochs", 1000, 1, 0, 8},  // of 50 examples, 7 a step
+                        {"part of an epoch", 0, 0.5, 0, 4},
+                        {"tokens", 0, 0, 100, 3}};
+  for (const Case& budget : cases) {
+    const Folder folder;
+    TrainOptions options = small_training();
+    options.steps = budget.steps;
+    options.epochs = budget.epochs;
+    options.tokens = budget.tokens;
+    options.schedule = Value::List{};
+    const Trained trained = train_part(folder / "run", options, "");
+    EXPECT_EQ(trained.result.end, "the budget is used up");
+    if (budget.tokens == 0) {
+      EXPECT_EQ(trained.result.step, budget.expected) << budget.what;
+    } else {
+      EXPECT_GE(trained.result.tokens, budget.tokens);
+      EXPECT_LT(trained.result.tokens, budget.tokens + 7 * 12);
+    }
+    EXPECT_TRUE(trained.result.test) << budget.what;
+  }
+}
+
+TEST(ATraining, EndsTheRateWithTheEarlierBudget) {
+  const Folder folder;
+  TrainOptions options = small_training();
+  options.steps = 1000;
+  options.epochs = 1;
+  options.log_every = 1;
+  options.schedule = Value::parse("[linear]");
+  train_part(folder / "run", options, "");
+  const std::string metrics = read_file(folder / "run/metrics.jsonl");
+  // The last of 8 steps has an eighth of the rate.
+  EXPECT_NE(metrics.find("\"step\":8,\"event\":\"train\""), std::string::npos);
+  EXPECT_NE(metrics.find("\"learning_rate\":0.00125,"), std::string::npos) << metrics;
+}
+
+TEST(ATraining, StopsWithoutPatience) {
+  const Folder folder;
+  TrainOptions options = small_training();
+  options.steps = 1000;
+  options.learning_rate = 0;
+  options.evaluate_every = 2;
+  options.patience = 3;
+  const Trained trained = train_part(folder / "run", options, "");
+  EXPECT_EQ(trained.result.end, "no gain in 3 evaluations");
+  EXPECT_EQ(trained.result.step, 8);
+  EXPECT_EQ(trained.result.best->step, 2);
+}
+
+TEST(ATraining, GoesOnFromACheckpointElsewhere) {
+  const Folder folder;
+  TrainOptions options = small_training();
+  options.keep = 100;
+  const Trained whole = train_part(folder / "whole", options, "");
+  const std::string middle = folder / "whole/checkpoints/step-8";
+  // Stopped at once: what it goes on from is in the new folder already.
+  train_part(folder / "copy", options, middle, 1);
+  const Trained copy = train_part(folder / "copy", options, "auto");
+  for (const char* part : {"model", "optimizer"})
+    EXPECT_EQ(read_file(folder / ("whole/checkpoints/step-20/" + std::string(part) +
+                                  ".safetensors")),
+              read_file(folder / ("copy/checkpoints/step-20/" + std::string(part) +
+                                  ".safetensors")));
+  // A finished one is judged, not passed over.
+  const Trained judged =
+      train_part(folder / "judged", options, folder / "whole/checkpoints/step-20");
+  ASSERT_TRUE(judged.result.test);
+  EXPECT_EQ(judged.result.best->step, 20);
+}
+
+TEST(ATraining, SeeksALostBestAnew) {
+  const Folder folder;
+  TrainOptions options = small_training();
+  options.keep = 100;
+  const Trained whole = train_part(folder / "run", options, "");
+  ASSERT_LT(whole.result.best->step, 20) << "choose options with an earlier best";
+  const std::string best =
+      folder / ("run/checkpoints/step-" + std::to_string(whole.result.best->step));
+  ASSERT_EQ(truncate((best + "/model.safetensors").c_str(), 100), 0);
+  const Trained again = train_part(folder / "run", options, "auto");
+  EXPECT_EQ(again.result.best->step, 20);
+  EXPECT_NE(read_file(folder / "run/log.txt").find("is gone; the best is sought anew"),
+            std::string::npos);
+}
+
+TEST(ATraining, NamesTheStepOfTrouble) {
+  struct Case {
+    double factor;
+    const char* message;
+  };
+  const Case cases[] = {
+      {std::numeric_limits<double>::quiet_NaN(), "the loss of step 5 is not a number"},
+      {std::numeric_limits<double>::infinity(), "the loss of step 5 is inf"},
+      {1e6, "the loss of step 5, "},
+  };
+  for (const Case& trouble : cases) {
+    const Folder folder;
+    const Task task = small_task();
+    torch::manual_seed(1);
+    Classifier model(small_model(), task.ids, task.longest, 2);
+    Troubled objective(task, model);
+    objective.bad_at = 4 * 3 + 2;  // three micro-batches a step
+    objective.bad_factor = trouble.factor;
+    const std::string message = refusal([&] {
+      train(objective, small_training(), {.folder = folder / "run", .quiet = true});
+    });
+    EXPECT_TRUE(message.starts_with(trouble.message)) << message;
+    EXPECT_NE(message.find("is saved as " + (folder / "run/checkpoints/step-4")),
+              std::string::npos)
+        << message;
+    EXPECT_NO_THROW(read_checkpoint(folder / "run/checkpoints/step-4"));
+  }
+}
+
+TEST(ATraining, RefusesWhatCannotBe) {
+  struct Case {
+    std::function<void(TrainOptions&)> change;
+    const char* message;
+  };
+  const Case cases[] = {
+      {[](TrainOptions& o) { o.steps = 0; }, "training needs an end"},
+      {[](TrainOptions& o) { o.first_batch = 9; }, "must not be more than train.batch"},
+      {[](TrainOptions& o) { o.first_batch = 2; }, "needs train.ramp_steps"},
+      {[](TrainOptions& o) { o.adamw.groups = Value::parse("[{match: nobody}]"); },
+       "no parameter is called like 'nobody'"},
+      {[](TrainOptions& o) { o.schedule = "cosine"; }, "must be a list of factors"},
+  };
+  for (const Case& bad : cases) {
+    const Folder folder;
+    TrainOptions options = small_training();
+    bad.change(options);
+    const std::string message = refusal([&] { train_part(folder / "run", options, ""); });
+    EXPECT_NE(message.find(bad.message), std::string::npos) << message;
+    EXPECT_EQ(folder.entries(), 0) << bad.message;  // nothing was made
+  }
+}
+
+TEST(ATraining, HoldsItsFolderAlone) {
+  const Folder folder;
+  std::string message;
+  const Task task = small_task();
+  Classifier model(small_model(), task.ids, task.longest, 2);
+  Classification objective(task, model);
+  RunOptions run{.folder = folder / "run", .quiet = true};
+  run.begin = [&] {
+    message = refusal([&] { train_part(folder / "run", small_training(), "auto"); });
+  };
+  train(objective, small_training(), run);
+  EXPECT_EQ(message, "another process trains in " + (folder / "run") +
+                         "; choose another folder");
+}
+
+}  // namespace
+}  // namespace longspan
