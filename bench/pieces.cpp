@@ -11,6 +11,7 @@
 #include "bench/ratio.h"
 #include "longspan/base/memory.h"
 #include "longspan/base/threads.h"
+#include "longspan/kernels/activation.h"
 #include "longspan/kernels/dropout.h"
 #include "longspan/kernels/layer_norm.h"
 #include "longspan/kernels/matmul.h"
@@ -73,6 +74,22 @@ void matrix_products() {
   }
 }
 
+void activations() {
+  const std::pair<Activation, const char*> kinds[] = {
+      {Activation::gelu, "gelu"}, {Activation::gelu_tanh, "gelu_tanh"}};
+  for (const auto& [kind, name] : kinds) {
+    const Tensor x = torch::randn({8192, 1024}).requires_grad_(),
+                 bias = torch::randn(1024).requires_grad_();
+    const auto theirs = [&, kind = kind] { return activate_reference(x, bias, kind); };
+    const auto ours = [&, kind = kind] { return activate(x, bias, kind); };
+    const std::string label = std::string(name) + " with bias, 8192 x 1024";
+    compare(label, ours, theirs);
+    compare(
+        label + ", with backward", [&] { ours().sum().backward(); },
+        [&] { theirs().sum().backward(); });
+  }
+}
+
 // A chain of temporaries, as a layer makes them, with each allocator.
 void memory() {
   c10::Allocator* const usual = c10::GetCPUAllocator();
@@ -104,5 +121,6 @@ int main(int count, char** words) {
   bench::memory();
   bench::matrix_products();
   bench::layer_norms();
+  bench::activations();
   bench::dropouts_and_sums();
 }

@@ -51,14 +51,15 @@ foreach(page IN LISTS pages)
       string(REGEX REPLACE " +#.*" "" line "${line}")
       if(line MATCHES "^build/release/longspan")
         string(REGEX REPLACE "^build/release/longspan" "" line "${line}")
-        string(REPLACE "<open>" "[" line "${line}")
-        string(REPLACE "<close>" "]" line "${line}")
         if(takes_long)  # the same in small
           string(REGEX REPLACE "--(train|valid|test) [0-9]+" "--\\1 20" line "${line}")
           if(line MATCHES "^ train")
-            string(APPEND line " --train.steps 2 --train.evaluate_every 2 --model.layers 1 --model.embedding 16")
+            string(APPEND line " --task.longest 32 --model.embedding 16 --train.batch 2"
+                   " --train.steps 2 --train.evaluate_every 2 --train.learning_rate 0.001 --train.schedule <open>constant<close>")
           endif()
         endif()
+        string(REPLACE "<open>" "[" line "${line}")
+        string(REPLACE "<close>" "]" line "${line}")
         separate_arguments(words UNIX_COMMAND "${line}")
         execute_process(COMMAND ${PROGRAM} ${words} RESULT_VARIABLE result
                         WORKING_DIRECTORY ${here}

@@ -6,7 +6,7 @@ namespace longspan {
 const SentencePiece& sentencepiece() {
   throw UsageError(
       "this build has no SentencePiece; take the tokenizer bytes or words, or build "
-      "where SentencePiece is installed");
+      "with SentencePiece and the system's LibTorch");
 }
 
 }  // namespace longspan

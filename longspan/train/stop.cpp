@@ -1,15 +1,30 @@
 #include "longspan/train/stop.h"
 
+#include <ctime>
+
 namespace longspan {
 namespace {
 
 constexpr int kSignals[] = {SIGINT, SIGTERM};
 
 volatile std::sig_atomic_t noted_signal = 0;
+std::timespec noted_at;
+
+double seconds_since(const std::timespec& then) {
+  std::timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec - then.tv_sec) +
+         1e-9 * static_cast<double>(now.tv_nsec - then.tv_nsec);
+}
 
 void note(int number) {
-  noted_signal = number;
-  for (const int any : kSignals) std::signal(any, SIG_DFL);
+  if (noted_signal == 0) {
+    clock_gettime(CLOCK_MONOTONIC, &noted_at);
+    noted_signal = number;
+  } else if (seconds_since(noted_at) > StopSignals::kOne) {
+    std::signal(number, SIG_DFL);
+    std::raise(number);
+  }
 }
 
 }  // namespace

@@ -6,10 +6,14 @@
 
 namespace longspan {
 
-// While one lives, the first such signal is only noted; a second ends the process. One
-// at a time.
+// While one lives, the first such signal is only noted; a later one ends the process.
+// One at a time.
 class StopSignals {
  public:
+  // So many seconds count as one signal: a terminal, a shell and a batch system may
+  // each send it.
+  static constexpr double kOne = 0.5;
+
   StopSignals();
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;

@@ -166,7 +166,8 @@ if(info MATCHES "CUDA +not in this build")
   config("train: {device: cuda}\n" "train.device: this build has no CUDA.*take cpu")
 endif()
 fails(1 "no memory for a tensor of [0-9]+ bytes" train -c small.yaml --data listops
-      --out ${never} --model.longest 1000000000 --model.positions learned)
+      --out ${never} --model.longest 1000000000 --model.positions learned
+      --model.embedding 100000)  # more than addresses reach
 unharmed("configurations")
 
 # --- the command line ------------------------------------------------------------------

@@ -8,6 +8,7 @@
 #include "longspan/base/threads.h"
 #include "longspan/kernels/cpu/activation.h"
 #include "longspan/kernels/cpu/isa.h"
+#include "tests/support/each_isa.h"
 #include "tests/support/tensors.h"
 
 #define LONGSPAN_ISA in_tests
@@ -15,8 +16,6 @@
 
 namespace longspan::testing {
 namespace {
-
-using cpu::Isa;
 
 constexpr Activation kAll[] = {Activation::gelu, Activation::gelu_tanh,
                                Activation::relu};
@@ -102,16 +101,7 @@ TEST(Exp, HasItsLimits) {
   EXPECT_TRUE(std::isnan(exp_of(NAN)));
 }
 
-class Activations : public ::testing::TestWithParam<Isa> {
- protected:
-  void SetUp() override {
-    if (GetParam() > cpu::best_isa())
-      GTEST_SKIP() << "no " << name(GetParam()) << " on this CPU";
-    using_.emplace(GetParam());
-  }
-
-  std::optional<cpu::UseIsa> using_;
-};
+class Activations : public testing::EachIsa {};
 
 TEST_P(Activations, AreAsExactAsPlainOperations) {
   constexpr int64_t kEnough = 64;  // numbers; of fewer, the largest error is luck

@@ -6,12 +6,11 @@
 #include "longspan/base/threads.h"
 #include "longspan/kernels/cpu/isa.h"
 #include "longspan/kernels/cpu/layer_norm.h"
+#include "tests/support/each_isa.h"
 #include "tests/support/tensors.h"
 
 namespace longspan::testing {
 namespace {
-
-using cpu::Isa;
 
 constexpr int64_t kFence = 64;  // numbers before and after a result
 
@@ -54,16 +53,7 @@ Tensors inputs_of(int64_t rows, int64_t width, torch::Dtype dtype = torch::kFloa
   return about_as_exact(got / size, usual / size, exact / size);
 }
 
-class LayerNorm : public ::testing::TestWithParam<Isa> {
- protected:
-  void SetUp() override {
-    if (GetParam() > cpu::best_isa())
-      GTEST_SKIP() << "no " << name(GetParam()) << " on this CPU";
-    using_.emplace(GetParam());
-  }
-
-  std::optional<cpu::UseIsa> using_;
-};
+class LayerNorm : public testing::EachIsa {};
 
 TEST_P(LayerNorm, IsAsExactAsPlainOperations) {
   for (const int64_t width : {1, 7, 16, 33, 129, 512})

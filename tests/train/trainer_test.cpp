@@ -95,7 +95,8 @@ struct Trained {
 // One process's part of a training.
 Trained train_part(const std::string& folder, const TrainOptions& options,
                    const std::string& resume, int signal_at = -1,
-                   const EncoderOptions& encoder = small_model(), int* calls = nullptr) {
+                   const EncoderOptions& encoder = small_model(),
+                   int* calls = nullptr) {
   const Task task = small_task();
   torch::manual_seed(1);
   Classifier model(encoder, task.ids, task.longest, 2);
@@ -103,7 +104,8 @@ Trained train_part(const std::string& folder, const TrainOptions& options,
   Troubled objective(task, model);
   objective.signal_at = signal_at;
   Trained trained{
-      train(objective, options, {.folder = folder, .resume = resume, .quiet = true}), {}};
+      train(objective, options, {.folder = folder, .resume = resume, .quiet = true}),
+      {}};
   for (const Tensor& parameter : model.parameters())
     trained.weights.push_back(parameter.detach().clone());
   if (calls) *calls = objective.calls;
@@ -133,14 +135,13 @@ void expect_equal(const Trained& a, const Trained& b, const std::string& what) {
   EXPECT_EQ(a.result.end, b.result.end) << what;
 }
 
-// Interrupted at every call of the model, in steps, evaluations and the test, a training
-// goes on to the same end.
+// Interrupted at every call of the model, in steps, evaluations and the test, a
+// training goes on to the same end.
 void expect_survives_signals(const TrainOptions& options, const std::string& what,
                              const EncoderOptions& encoder = small_model()) {
   const Folder folder;
   int calls = 0;
-  const Trained whole =
-      train_part(folder / "whole", options, "", -1, encoder, &calls);
+  const Trained whole = train_part(folder / "whole", options, "", -1, encoder, &calls);
   ASSERT_GT(calls, 40);
   for (int at = 1; at <= calls; at += 7) {
     const std::string run = folder / ("at" + std::to_string(at));
@@ -150,8 +151,9 @@ void expect_survives_signals(const TrainOptions& options, const std::string& wha
     train_part(run, options, "auto", 11, encoder);  // and again
     const Trained last = train_part(run, options, "auto", -1, encoder);
     expect_equal(whole, last, what + ", call " + std::to_string(at));
-    EXPECT_EQ(without_seconds(read_file(folder / "whole/checkpoints/step-20/state.json")),
-              without_seconds(read_file(run + "/checkpoints/step-20/state.json")))
+    EXPECT_EQ(
+        without_seconds(read_file(folder / "whole/checkpoints/step-20/state.json")),
+        without_seconds(read_file(run + "/checkpoints/step-20/state.json")))
         << what << ", call " << at;
   }
 }
@@ -347,7 +349,8 @@ TEST(ATraining, RefusesWhatCannotBe) {
     const Folder folder;
     TrainOptions options = small_training();
     bad.change(options);
-    const std::string message = refusal([&] { train_part(folder / "run", options, ""); });
+    const std::string message =
+        refusal([&] { train_part(folder / "run", options, ""); });
     EXPECT_NE(message.find(bad.message), std::string::npos) << message;
     EXPECT_EQ(folder.entries(), 0) << bad.message;  // nothing was made
   }
