@@ -1,8 +1,6 @@
 // Texts of a user's own files, in classes.
 
 #include <algorithm>
-#include <map>
-#include <numeric>
 #include <set>
 
 #include <nlohmann/json.hpp>

@@ -1,9 +1,7 @@
 // ListOps in the files of the Long Range Arena; see data/listops.h.
 
-#include <algorithm>
-
-#include "longspan/base/error.h"
 #include "longspan/data/listops.h"
+#include "longspan/base/error.h"
 #include "longspan/tasks/kinds.h"
 
 namespace longspan {
