@@ -1,11 +1,10 @@
 #include "longspan/base/config.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <iomanip>
+#include <sstream>
 
 #include "longspan/base/error.h"
 #include "longspan/base/read_file.h"

@@ -1,14 +1,13 @@
-#include <algorithm>
-#include <array>
 #include <filesystem>
 #include <iostream>
-#include <map>
 #include <memory>
 #include <span>
 
 #include "longspan/base/error.h"
+#include "longspan/base/words.h"
 #include "longspan/cli/commands.h"
 #include "longspan/data/listops.h"
+#include "longspan/tasks/task.h"
 
 namespace longspan::cli {
 namespace {
@@ -20,27 +19,6 @@ struct ListOpsFiles {
   ListOpsOptions options = {};
   bool overwrite = false;
 };
-
-// The share of the most frequent label: what guessing gives.
-double majority(std::span<const ListOpsExample> examples) {
-  int64_t counts[10] = {};
-  for (const auto& example : examples) ++counts[example.label];
-  return examples.empty() ? 0
-                          : static_cast<double>(*std::ranges::max_element(counts)) /
-                                static_cast<double>(examples.size());
-}
-
-// The same if the guess may depend on the first token, the outermost operator.
-double majority_by_root(std::span<const ListOpsExample> examples) {
-  std::map<uint8_t, std::array<int64_t, 10>> counts;
-  for (const auto& example : examples)
-    ++counts[example.expression.front()][static_cast<size_t>(example.label)];
-  int64_t right = 0;
-  for (const auto& [root, labels] : counts) right += *std::ranges::max_element(labels);
-  return examples.empty()
-             ? 0
-             : static_cast<double>(right) / static_cast<double>(examples.size());
-}
 
 void make_listops(const ListOpsFiles& files) {
   namespace fs = std::filesystem;
@@ -69,14 +47,20 @@ void make_listops(const ListOpsFiles& files) {
     write_listops(path(split), part);
     std::cout << path(split) << ": " << part.size() << " examples\n";
   }
-  int64_t tokens = 0;
-  for (const auto& example : examples)
-    tokens += static_cast<int64_t>(example.expression.size());
   if (examples.empty()) return;
-  std::cout << "mean length " << tokens / static_cast<int64_t>(examples.size())
-            << " tokens; always the commonest label: " << 100 * majority(all)
-            << " % right; the commonest by the outermost operator: "
-            << 100 * majority_by_root(all) << " %\n";
+  int64_t tokens = 0;
+  Examples ids;
+  for (const auto& [expression, label] : examples) {
+    tokens += static_cast<int64_t>(expression.size());
+    ids.add(listops_ids(expression), label);
+  }
+  const auto guess = [&](bool by_first) {
+    return percent(guess_accuracy(ids, ids, by_first));
+  };
+  std::cout << "mean length " << tokens / ids.size()
+            << " tokens; always the commonest label: " << guess(false)
+            << " right; the commonest by the outermost operator: " << guess(true)
+            << '\n';
 }
 
 }  // namespace
@@ -88,6 +72,10 @@ void add_data(CLI::App& program) {
       "listops",
       "ListOps in the files of the Long Range Arena: basic_train.tsv, "
       "basic_val.tsv, basic_test.tsv");
+  listops->footer(
+      "Examples:\n"
+      "  longspan data listops --out listops            # as many as the Arena has\n"
+      "  longspan data listops --out short --min-length 50 --max-length 200 --seed 2");
   const auto files = std::make_shared<ListOpsFiles>();
   listops->add_option("--out", files->folder, "the folder to write to")->required();
   const auto count = [&](const char* name, int64_t& value, const char* help) {
