@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include <ATen/Parallel.h>
-#include <c10/core/CPUAllocator.h>
 #include <torch/torch.h>
 
 #include "bench/ratio.h"
@@ -92,22 +91,17 @@ void activations() {
 
 // A chain of temporaries, as a layer makes them, with each allocator.
 void memory() {
-  c10::Allocator* const usual = c10::GetCPUAllocator();
   reuse_memory();
-  c10::Allocator* const kept = c10::GetCPUAllocator();
-  constexpr uint8_t kHighest = 255;
   for (const int64_t tokens : {512, 2048}) {
     const Tensor q = torch::randn({8, tokens, 64}), k = torch::randn({8, 64, tokens}),
                  v = torch::randn({8, tokens, 64});
-    const auto attention = [&](c10::Allocator* allocator) {
-      c10::SetCPUAllocator(allocator, kHighest);
-      q.matmul(k).softmax(-1).matmul(v);
-    };
-    compare(
-        "bmm, softmax, bmm, 8 heads of " + std::to_string(tokens) + " tokens",
-        [&] { attention(kept); }, [&] { attention(usual); });
+    const auto attention = [&] { q.matmul(k).softmax(-1).matmul(v); };
+    compare("bmm, softmax, bmm, 8 heads of " + std::to_string(tokens) + " tokens",
+            attention, [&] {
+              const ShippedAllocator shipped;
+              attention();
+            });
   }
-  c10::SetCPUAllocator(kept, kHighest);
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ constinit const Mechanism catalogue::dense{
     .paper = "Vaswani et al. 2017, arXiv:1706.03762",
     .classes = "full attention",
     .time = {"N*M*d", 2},
-    .memory = {"N*M", 2},
+    .memory = {"N*d", 1},
     .can = {.causal = Causal::optional,
             .padding = true,
             .cross = true,

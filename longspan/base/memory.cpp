@@ -31,6 +31,7 @@ namespace {
 constexpr size_t kAlignment = 64;
 constexpr size_t kSmall = 4096;  // below, malloc is quicker than a list with a lock
 constexpr size_t kLargest = size_t{1} << 62;
+constexpr uint8_t kPriority = 100;  // of allocators, higher than that of LibTorch's own
 
 // Stands before every block.
 struct alignas(kAlignment) Header {
@@ -243,7 +244,7 @@ class CpuAllocator final : public c10::Allocator {
 void reuse_memory() {
   [[maybe_unused]] static const bool installed = [] {
     static CpuAllocator allocator;
-    c10::SetCPUAllocator(&allocator, /*priority=*/100);
+    c10::SetCPUAllocator(&allocator, kPriority);
     return true;
   }();
 }
@@ -253,6 +254,12 @@ MemoryUse memory_use() { return memory().use(); }
 void reset_memory_peak() { memory().reset_peak(); }
 
 void release_cached_memory() { memory().release(); }
+
+ShippedAllocator::ShippedAllocator() : before_(c10::GetCPUAllocator()) {
+  c10::SetCPUAllocator(c10::GetDefaultCPUAllocator(), kPriority);
+}
+
+ShippedAllocator::~ShippedAllocator() { c10::SetCPUAllocator(before_, kPriority); }
 
 PeakBytes::PeakBytes(torch::Device device) : device_(device) {
   if (device_.is_cuda()) {

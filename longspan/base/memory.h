@@ -36,6 +36,19 @@ void reset_memory_peak();
 // Gives what is kept back to the system.
 void release_cached_memory();
 
+// Lets LibTorch take new memory as it does by itself while it lives, uncounted: for
+// comparisons. Not for two threads at once.
+class ShippedAllocator {
+ public:
+  ShippedAllocator();
+  ~ShippedAllocator();
+  ShippedAllocator(const ShippedAllocator&) = delete;
+  ShippedAllocator& operator=(const ShippedAllocator&) = delete;
+
+ private:
+  c10::Allocator* before_;
+};
+
 // How many bytes a piece of work needs on one device: the peak from here on. One at a
 // time per device, because it resets the peak. On the CPU it calls reuse_memory().
 class PeakBytes {

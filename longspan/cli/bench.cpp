@@ -1,4 +1,3 @@
-#include <chrono>
 #include <cmath>
 #include <iomanip>
 #include <iostream>
@@ -11,6 +10,7 @@
 #include "longspan/base/memory.h"
 #include "longspan/cli/commands.h"
 #include "longspan/cli/experiment_options.h"
+#include "longspan/cli/turns.h"
 
 namespace longspan::cli {
 namespace {
@@ -35,12 +35,11 @@ Timing measured(int64_t repeat, torch::Device device, Work work) {
   const PeakBytes peak(device);
   std::vector<double> seconds;
   for (int64_t i = 0; i < repeat; ++i) {
-    const auto before = std::chrono::steady_clock::now();
-    work();
-    wait();
-    const std::chrono::duration<double> spent =
-        std::chrono::steady_clock::now() - before;
-    seconds.push_back(spent.count());
+    const Spent spent = spent_on([&] {
+      work();
+      wait();
+    });
+    seconds.push_back(spent.wall);
   }
   const auto count = static_cast<double>(repeat);
   const double mean = std::accumulate(seconds.begin(), seconds.end(), 0.0) / count;
@@ -174,6 +173,7 @@ void add_bench(CLI::App& program) {
     const Experiment resolved = experiment->resolved();
     if (!experiment->dumped(resolved)) bench_model(resolved, *options);
   });
+  add_bench_kernels(*verb);
 }
 
 }  // namespace longspan::cli

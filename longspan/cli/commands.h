@@ -26,5 +26,6 @@ void add_train(CLI::App& program);
 void add_eval(CLI::App& program);
 void add_predict(CLI::App& program);
 void add_bench(CLI::App& program);
+void add_bench_kernels(CLI::App& bench);
 
 }  // namespace longspan::cli

@@ -42,9 +42,11 @@ void print() {
     std::cout << std::left << std::setw(24) << name << std::setw(26) << on_cpu
               << (kHasCuda ? "tensor operations" : "-") << '\n';
   };
-  kernel("block attention", "tensor operations");
-  kernel("LSE merge", "tensor operations");
-  kernel("linear attention", "tensor operations");
+  kernel("block attention", "fused");
+  kernel("linear attention", "fused");
+  kernel("LSE merge", "fused");
+  kernel("pooling", "fused");
+  kernel("activation", "fused");
   kernel("layer norm", "fused");
   kernel("dropout", "fused");
   kernel("total", "fused");

@@ -88,9 +88,12 @@ struct BlockAttention {
   Dropout dropout = {};
 };
 
-// Differentiable in q, in k, v and biases of every source; out and lse both have
-// gradients. Until the fused kernels are there it runs as the reference does, in
-// O(N*M) memory.
+// Whether block_attention() has fused kernels there. They need O(N + M) memory beside
+// inputs and results; without them it runs as the reference does, in O(N*M).
+bool has_fused_attention(torch::Device device);
+
+// Differentiable in q, in k, v and biases of every source, where fused once; out and
+// lse both have gradients.
 Attended block_attention(const Queries& queries, const std::vector<Source>& sources,
                          const BlockAttention& options = {});
 

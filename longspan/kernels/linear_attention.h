@@ -36,6 +36,9 @@ struct LinearInputs {
   LinearState state = {};  // undefined: nothing came before
 };
 
+// The type of the sums and of lse: double where q, k or v is, else float.
+torch::Dtype sums_dtype(const LinearInputs& inputs);
+
 struct LinearAttention {
   bool causal = false;  // needs N = M
   bool log_features = false;
@@ -51,13 +54,19 @@ struct LinearAttended {
   LinearState state = {};  // after the last key
 };
 
-// Differentiable in q, k, v, log_decay, weights and the sums of the initial state; out,
-// lse and the sums of the final state have gradients. Until the fused kernels are there
-// it runs as the reference does, in O(N*M*m) memory.
+// Differentiable in q, k, v, log_decay, weights and the sums of the initial state, once
+// on the CPU; out, lse and the sums of the final state have gradients.
+//
+// On the CPU time is linear in N and M, memory that of the inputs and outputs and a
+// state for every 256 tokens; bfloat16 and half are computed in float, and all results
+// are the same bits whatever the number of threads. Log features may be of any size:
+// no term that counts in a row is lost beside others that are huge. Elsewhere it is the
+// reference.
 LinearAttended linear_attention(const LinearInputs& inputs,
                                 const LinearAttention& options = {});
 
-// The same in plain tensor operations, pair by pair: what the fused path must equal.
+// The same in plain tensor operations, pair by pair, in O(N*M*m) memory: what the fused
+// path must equal.
 LinearAttended linear_attention_reference(const LinearInputs& inputs,
                                           const LinearAttention& options = {});
 

@@ -161,6 +161,24 @@ TEST_F(Memory, ServesManyThreads) {
   EXPECT_EQ(memory_use().live, before);
 }
 
+TEST_F(Memory, CanBeLibTorchsOwnForAWhile) {
+  const auto* const ours = c10::GetCPUAllocator();
+  const int64_t before = memory_use().live;
+  Tensor outlives;
+  {
+    const Tensor reused = bytes(kMiB);
+    const ShippedAllocator shipped;
+    EXPECT_EQ(c10::GetCPUAllocator(), c10::GetDefaultCPUAllocator());
+    outlives = bytes(kMiB);
+    EXPECT_EQ(memory_use().live - before, kMiB) << "of the one made before";
+  }
+  EXPECT_EQ(c10::GetCPUAllocator(), ours);
+  EXPECT_EQ(memory_use().live, before) << "given back to whom it came from";
+  EXPECT_EQ(outlives.fill_(1).sum().item<int64_t>(), kMiB);
+  outlives = bytes(kMiB);
+  EXPECT_EQ(memory_use().live - before, kMiB);
+}
+
 TEST(PeakBytes, IsWhatTheWorkNeedsBesideWhatLives) {
   for (const auto device : devices()) {
     const auto options = torch::TensorOptions(device);

@@ -17,6 +17,19 @@ function(expect code out err)
   endif()
 endfunction()
 
+# Every field of an object is there, with its type.
+function(expect_fields what json)
+  foreach(field IN LISTS ARGN)
+    string(REPLACE ":" ";" parts ${field})
+    list(GET parts 0 name)
+    list(GET parts 1 type)
+    string(JSON found TYPE "${json}" ${name})
+    if(NOT found STREQUAL type)
+      message(SEND_ERROR "${what}: ${name} is ${found}, expected ${type}")
+    endif()
+  endforeach()
+endfunction()
+
 expect(0 "^longspan 0\\.[0-9]+\\.[0-9]+\n$" "^$" --version)
 expect(0 "list.*describe.*info.*check.*data" "^$" --help)
 expect(0 "--json" "^$" list --help)
@@ -76,21 +89,33 @@ expect(2 "^$" "threads" --threads abc list)
 expect(2 "^$" "^longspan: no option --foo" --foo list)
 expect(2 "^$" "^longspan: no option --foo" data --foo listops --out x)
 
-# Every field of a row is there, with its type.
+# Kernels are measured, and give what plain forms of the same give, else it fails.
+expect(0 "Examples" "^$" bench kernels --help)
+expect(2 "^$" "turns.*range 1 to" bench kernels --turns 0)
+expect(2 "^$" "^longspan: --length must be a multiple of 64, got 100\n$" bench kernels --length 100)
+expect(2 "^$" "^longspan: --only: no case has 'nonsense' in its name" bench kernels --only nonsense)
+expect(2 "^$" "^longspan: --all excludes --quick\n$" bench kernels --all --quick)
+set(tiny bench kernels --length 64 --turns 1 --threads 1)
+expect(0 "case +reference .*ratio .*\nmerge 2 n 64 +memcpy .* 0.60 +0.75\n$" "^$" ${tiny} --only merge)
+execute_process(COMMAND ${PROGRAM} ${tiny} --only linear --json OUTPUT_VARIABLE lines
+                COMMAND_ERROR_IS_FATAL ANY)
+if(NOT lines MATCHES "^{[^\n]*best chunks[^\n]*}\n{[^\n]*recurrence[^\n]*}\n$")
+  message(SEND_ERROR "bench kernels --json printed:\n${lines}")
+endif()
+string(REGEX REPLACE "\n.*" "" line "${lines}")
+expect_fields("bench kernels --json" "${line}" case:STRING reference:STRING ratio:NUMBER
+              cpu_ratio:NUMBER must:NUMBER good:NUMBER seconds:NUMBER cpu_seconds:NUMBER
+              reference_seconds:NUMBER reference_cpu_seconds:NUMBER useful_gflops:NUMBER
+              executed_gflops:NULL peak_bytes:NUMBER threads:NUMBER isa:STRING)
+
 execute_process(COMMAND ${PROGRAM} list --json OUTPUT_VARIABLE json
                 COMMAND_ERROR_IS_FATAL ANY)
-foreach(field IN ITEMS name:STRING summary:STRING paper:STRING class:STRING time:OBJECT
-        memory:OBJECT seam:STRING projections:STRING causal:STRING order:STRING
-        padding:BOOLEAN cross:BOOLEAN causal_cross:BOOLEAN decoding:BOOLEAN positions:BOOLEAN bias:BOOLEAN
-        segments:BOOLEAN global:BOOLEAN side:BOOLEAN carry:BOOLEAN dropout:BOOLEAN
-        grouped:BOOLEAN state:STRING keeps:OBJECT full:BOOLEAN zero_weights:BOOLEAN
-        by_content:BOOLEAN
-        training:STRING settings:ARRAY presets:OBJECT)
-  string(REPLACE ":" ";" parts ${field})
-  list(GET parts 0 name)
-  list(GET parts 1 type)
-  string(JSON found TYPE "${json}" 0 ${name})
-  if(NOT found STREQUAL type)
-    message(SEND_ERROR "list --json: ${name} is ${found}, expected ${type}")
-  endif()
-endforeach()
+string(JSON row GET "${json}" 0)
+expect_fields("list --json" "${row}"
+              name:STRING summary:STRING paper:STRING class:STRING time:OBJECT
+              memory:OBJECT seam:STRING projections:STRING causal:STRING order:STRING
+              padding:BOOLEAN cross:BOOLEAN causal_cross:BOOLEAN decoding:BOOLEAN
+              positions:BOOLEAN bias:BOOLEAN segments:BOOLEAN global:BOOLEAN
+              side:BOOLEAN carry:BOOLEAN dropout:BOOLEAN grouped:BOOLEAN state:STRING
+              keeps:OBJECT full:BOOLEAN zero_weights:BOOLEAN by_content:BOOLEAN
+              training:STRING settings:ARRAY presets:OBJECT)

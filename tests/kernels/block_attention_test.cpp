@@ -11,72 +11,30 @@
 #include <string_view>
 
 #include "longspan/base/threads.h"
+#include "tests/kernels/attention_call.h"
 #include "tests/support/tensors.h"
 
 namespace longspan {
 namespace {
 
+using testing::attend;
+using testing::Call;
 using testing::close;
 using testing::devices;
 using testing::gradients_agree;
+using testing::integers;
+using testing::kNever;
+using testing::learned;
 using testing::refusal;
 using testing::Tensors;
+using testing::values;
+using testing::with;
 using torch::Tensor;
-
-const double kNever = -std::numeric_limits<double>::infinity();
-
-// The arguments of a call.
-struct Call {
-  Queries queries;
-  std::vector<Source> sources;
-  BlockAttention options;
-};
-
-Attended attend(const Call& call) {
-  return block_attention(call.queries, call.sources, call.options);
-}
-
-// The tensors that have gradients.
-std::vector<Tensor*> learned(Call& call) {
-  std::vector<Tensor*> all = {&call.queries.q};
-  for (Source& source : call.sources) {
-    Bias& bias = source.bias;
-    for (Tensor* tensor : {&source.k, &source.v, &bias.column, &bias.slopes,
-                           &bias.table, &bias.vectors, &bias.offset, &bias.dense})
-      if (tensor->defined()) all.push_back(tensor);
-  }
-  return all;
-}
-
-std::vector<Tensor*> integers(Call& call) {
-  std::vector<Tensor*> all;
-  const auto add = [&](std::initializer_list<Tensor*> tensors) {
-    for (Tensor* tensor : tensors)
-      if (tensor->defined()) all.push_back(tensor);
-  };
-  add({&call.queries.positions, &call.queries.buckets, &call.queries.rows});
-  for (Source& source : call.sources)
-    add({&source.positions, &source.from, &source.to, &source.buckets, &source.rows,
-         &source.bias.labels});
-  return all;
-}
 
 Call on(torch::Device device, Call call) {
   for (Tensor* tensor : learned(call)) *tensor = tensor->to(device);
   for (Tensor* tensor : integers(call)) *tensor = tensor->to(device);
   return call;
-}
-
-Call with(Call call, const Tensors& values) {
-  const auto all = learned(call);
-  for (size_t i = 0; i < all.size(); ++i) *all[i] = values[i];
-  return call;
-}
-
-Tensors values(Call call) {
-  Tensors all;
-  for (const Tensor* tensor : learned(call)) all.push_back(*tensor);
-  return all;
 }
 
 // The elements of a tensor; an extent of 1 stands for all.

@@ -3,8 +3,15 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <map>
+#include <sstream>
 
+#include "longspan/base/memory.h"
+#include "longspan/base/threads.h"
+#include "longspan/kernels/cpu/isa.h"
+#include "longspan/kernels/cpu/linear_attention.h"
 #include "longspan/kernels/lse_merge.h"
+#include "tests/support/each_isa.h"
 #include "tests/support/tensors.h"
 
 namespace longspan {
@@ -12,6 +19,7 @@ namespace {
 
 using testing::close;
 using testing::gradients_agree;
+using testing::largest_error;
 using testing::refusal;
 using testing::Tensors;
 using torch::Tensor;
@@ -58,29 +66,54 @@ std::vector<Case> all_cases(const std::vector<Normaliser>& normalisers) {
   return cases;
 }
 
+struct Sizes {
+  int64_t examples = kB;
+  int64_t heads = kH;
+  int64_t key_heads = kH;
+  int64_t queries = kN;
+  int64_t keys = kN;
+  int64_t features = kFeatures;
+  int64_t values = kValues;
+};
+
+std::ostream& operator<<(std::ostream& out, const Sizes& sizes) {
+  return out << sizes.examples << " x " << sizes.heads << " (" << sizes.key_heads
+             << ") heads, " << sizes.queries << " queries, " << sizes.keys << " keys, "
+             << sizes.features << " features, " << sizes.values << " values";
+}
+
 // Positive features or their logs, of moderate size.
-LinearInputs random_inputs(const Case& c, int64_t queries = kN, int64_t keys = kN,
-                           int64_t key_heads = kH, int64_t heads = kH) {
+LinearInputs random_inputs(const Case& c, const Sizes& sizes) {
+  const auto& [examples, heads, key_heads, queries, keys, feature_count, values] =
+      sizes;
   torch::manual_seed(0);
   const auto features = [&](at::IntArrayRef shape) {
     const Tensor logs = torch::randn(shape, torch::kDouble);
     return c.options.log_features ? logs : logs.exp();
   };
-  LinearInputs inputs{.q = features({kB, heads, queries, kFeatures}),
-                      .k = features({kB, key_heads, keys, kFeatures}),
-                      .v = torch::randn({kB, key_heads, keys, kValues}, torch::kDouble),
-                      .log_decay = {},
-                      .weights = {},
-                      .state = {}};
-  if (c.decay) inputs.log_decay = -torch::rand({kB, heads, keys}, torch::kDouble);
-  if (c.weights) inputs.weights = torch::rand({kB, 1, keys}, torch::kDouble) + 0.1;
+  LinearInputs inputs{
+      .q = features({examples, heads, queries, feature_count}),
+      .k = features({examples, key_heads, keys, feature_count}),
+      .v = torch::randn({examples, key_heads, keys, values}, torch::kDouble),
+      .log_decay = {},
+      .weights = {},
+      .state = {}};
+  if (c.decay) inputs.log_decay = -torch::rand({examples, heads, keys}, torch::kDouble);
+  if (c.weights)
+    inputs.weights = torch::rand({examples, 1, keys}, torch::kDouble) + 0.1;
   if (c.state) {
     inputs.state.sums =
-        torch::rand({kB, heads, kFeatures, kValues + 1}, torch::kDouble) + 0.1;
+        torch::rand({examples, heads, feature_count, values + 1}, torch::kDouble) + 0.1;
     if (c.options.log_features)
-      inputs.state.max = torch::randn({kB, heads}, torch::kDouble);
+      inputs.state.max = torch::randn({examples, heads}, torch::kDouble);
   }
   return inputs;
+}
+
+LinearInputs random_inputs(const Case& c, int64_t queries = kN, int64_t keys = kN,
+                           int64_t key_heads = kH, int64_t heads = kH) {
+  return random_inputs(
+      c, {.heads = heads, .key_heads = key_heads, .queries = queries, .keys = keys});
 }
 
 // The keys from `begin` on and before `end`, and as many queries.
@@ -591,6 +624,452 @@ TEST(LinearAttention, GivesNoGradientToTheScaleOfItsState) {
   const auto got = linear_attention(inputs, options);
   EXPECT_FALSE(got.state.max.requires_grad());
   EXPECT_TRUE(got.state.sums.requires_grad());
+}
+
+// What there is of the inputs that have gradients.
+std::vector<Tensor*> differentiable(LinearInputs& inputs) {
+  std::vector<Tensor*> all;
+  for (Tensor* tensor : {&inputs.q, &inputs.k, &inputs.v, &inputs.log_decay,
+                         &inputs.weights, &inputs.state.sums})
+    if (tensor->defined()) all.push_back(tensor);
+  return all;
+}
+
+using Attend = LinearAttended(const LinearInputs&, const LinearAttention&);
+
+// out, lse, the final sums, and the gradients of all inputs through all of these.
+Tensors results(Attend* attend, LinearInputs inputs, const LinearAttention& options) {
+  Tensors at;
+  for (Tensor* tensor : differentiable(inputs)) {
+    *tensor = tensor->detach().requires_grad_();
+    at.push_back(*tensor);
+  }
+  const auto got = attend(inputs, options);
+  Tensors all{got.out, got.lse, got.state.sums}, slopes;
+  for (const Tensor& tensor : all)
+    slopes.push_back(torch::arange(tensor.numel(), tensor.options())
+                         .remainder(11)
+                         .sub(4)
+                         .view_as(tensor));
+  for (const auto& slope : torch::autograd::grad(all, at, slopes)) all.push_back(slope);
+  return all;
+}
+
+// Each as exact as those of the reference in the same precision, for its size.
+void expect_as_exact(const Tensors& got, const Tensors& plain, const Tensors& exact) {
+  for (size_t i = 0; i < exact.size(); ++i) {
+    const auto error = [&](const Tensor& x) {
+      if (exact[i].numel() == 0) return 0.0;
+      return largest_error(x, exact[i]) / (exact[i].abs().max().item<double>() + 1e-30);
+    };
+    EXPECT_LE(error(got[i]), 2 * error(plain[i]) + 2e-6) << "result " << i;
+  }
+}
+
+// The reference takes long: once for all instruction sets.
+struct Known {
+  LinearInputs inputs;
+  Tensors plain, exact;
+};
+
+const Known& known(const Case& c, const Sizes& sizes, double wide = 0) {
+  static std::map<std::string, Known> all;
+  std::ostringstream name;
+  name << c << sizes << wide;
+  const auto [found, is_new] = all.try_emplace(name.str());
+  auto& [inputs, plain, exact] = found->second;
+  if (is_new) {
+    const UseThreads one(1);  // of so small pieces of work
+    inputs = to(random_inputs(c, sizes), torch::kFloat);
+    if (wide > 0) {
+      inputs.q.uniform_(-wide, wide);
+      inputs.k.uniform_(-wide, wide);
+    }
+    plain = results(linear_attention_reference, inputs, c.options);
+    exact = results(linear_attention_reference, to(inputs, torch::kDouble), c.options);
+  }
+  return found->second;
+}
+
+void expect_as_exact_as_the_reference(const Case& c, const Sizes& sizes,
+                                      double wide = 0) {
+  std::ostringstream what;
+  what << c << ", " << sizes;
+  SCOPED_TRACE(what.str());
+  const auto& [inputs, plain, exact] = known(c, sizes, wide);
+  expect_as_exact(results(linear_attention, inputs, c.options), plain, exact);
+}
+
+// Everything there is, causal or not, of features or their logs.
+std::vector<Case> full_cases() {
+  std::vector<Case> cases;
+  for (const auto& c : all_cases({Normaliser::if_positive}))
+    if (c.weights && c.state && c.decay == c.options.causal) cases.push_back(c);
+  return cases;
+}
+
+constexpr int64_t kFence = 64;  // numbers before and after a result
+
+class LinearAttentionOn : public testing::EachIsa {};
+
+TEST_P(LinearAttentionOn, IsAsExactAsTheReference) {
+  for (const auto& c : all_cases({std::begin(kNormalisers), std::end(kNormalisers)}))
+    for (const int64_t tokens : {1, 15, 16, 17, 31, 33})
+      expect_as_exact_as_the_reference(c, {.queries = tokens, .keys = tokens});
+}
+
+TEST_P(LinearAttentionOn, IsAsExactAsTheReferenceOverManyTokens) {
+  for (const auto& c : all_cases({Normaliser::plus})) {
+    for (const int64_t tokens : {255, 256, 257})
+      for (const int64_t heads : {1, 4})
+        expect_as_exact_as_the_reference(c, {.examples = 1,
+                                             .heads = heads,
+                                             .key_heads = heads,
+                                             .queries = tokens,
+                                             .keys = tokens});
+    expect_as_exact_as_the_reference(
+        c, {.examples = 1, .heads = 1, .key_heads = 1, .queries = 1030, .keys = 1030});
+  }
+}
+
+TEST_P(LinearAttentionOn, IsAsExactAsTheReferenceForAnyWidth) {
+  for (const auto& c : full_cases())
+    for (const auto& [features, values] :
+         {std::pair{1, 1}, {5, 16}, {16, 7}, {17, 40}, {64, 64}, {70, 33}, {130, 65}})
+      expect_as_exact_as_the_reference(
+          c, {.queries = 40, .keys = 40, .features = features, .values = values});
+}
+
+TEST_P(LinearAttentionOn, IsAsExactAsTheReferenceForSharedKeys) {
+  for (const auto& c : full_cases())
+    for (const int64_t key_heads : {1, 2})
+      expect_as_exact_as_the_reference(
+          c, {.heads = 4, .key_heads = key_heads, .queries = 300, .keys = 300});
+}
+
+TEST_P(LinearAttentionOn, IsAsExactAsTheReferenceForOtherNumbersOfQueries) {
+  for (const auto& c : full_cases())
+    if (!c.options.causal)
+      for (const auto& [queries, keys] : {std::pair{3, 600}, {600, 3}})
+        expect_as_exact_as_the_reference(c, {.examples = 1,
+                                             .heads = 2,
+                                             .key_heads = 1,
+                                             .queries = queries,
+                                             .keys = keys});
+}
+
+TEST_P(LinearAttentionOn, LosesNoTermOfLogFeaturesOfWideRange) {
+  for (const auto& c : all_cases({Normaliser::if_positive}))
+    if (c.options.log_features)
+      for (const double wide : {5.0, 50.0})
+        expect_as_exact_as_the_reference(c, {.queries = 70, .keys = 70, .features = 20},
+                                         wide);
+}
+
+// Rows whose terms are far below those of other rows, and of the sums as a whole.
+TEST_P(LinearAttentionOn, LosesNoRowBesideHugeOnes) {
+  for (const auto& c : full_cases()) {
+    if (!c.options.log_features) continue;
+    auto inputs = to(random_inputs(c, {.queries = 70, .keys = 70}), torch::kFloat);
+    inputs.q.index_put_({Slice(), Slice(), Slice(), 1}, kNever);
+    inputs.q.index_put_({Slice(), Slice(), Slice(0, 70, 2), 2}, 400);
+    inputs.k.select(3, 0).sub_(300);
+    inputs.k.select(3, 1).add_(500);
+    const auto got = results(linear_attention, inputs, c.options);
+    const auto plain = results(linear_attention_reference, inputs, c.options);
+    const auto exact =
+        results(linear_attention_reference, to(inputs, torch::kDouble), c.options);
+    expect_as_exact(got, plain, exact);
+    EXPECT_TRUE(all_finite(got[1]));
+  }
+}
+
+TEST_P(LinearAttentionOn, TakesTensorsOfAnyStridesAndReadsNoMore) {
+  const auto fenced = [](const Tensor& x) {
+    // [B, tokens, heads, width] among NaN.
+    const Tensor all = torch::full(
+        {x.size(0) + 2, x.size(2) + 2, x.size(1) + 2, x.size(3) + 2}, NAN, x.options());
+    const Tensor inside =
+        all.slice(0, 1, -1).slice(1, 1, -1).slice(2, 1, -1).slice(3, 1, -1);
+    inside.copy_(x.transpose(1, 2));
+    return inside.transpose(1, 2);
+  };
+  for (const auto& c : full_cases())
+    for (const int64_t width : {5, 16}) {
+      const Sizes sizes{.queries = 37, .keys = 37, .features = width, .values = width};
+      const auto inputs = to(random_inputs(c, sizes), torch::kFloat);
+      auto strided = inputs;
+      strided.q = fenced(inputs.q);
+      strided.k = fenced(inputs.k);
+      strided.v = fenced(inputs.v);
+      strided.log_decay =
+          inputs.log_decay.defined()
+              ? inputs.log_decay.repeat_interleave(2, 2).slice(2, 0, {}, 2)
+              : Tensor();
+      strided.state.sums =
+          inputs.state.sums.transpose(2, 3).contiguous().transpose(2, 3);
+      const auto expected = results(linear_attention, inputs, c.options);
+      const auto got = results(linear_attention, strided, c.options);
+      for (size_t i = 0; i < got.size(); ++i)
+        EXPECT_TRUE(torch::equal(got[i], expected[i])) << "result " << i;
+      strided.q = inputs.q.transpose(2, 3).contiguous().transpose(2, 3);
+      EXPECT_TRUE(torch::equal(linear_attention(strided, c.options).out, expected[0]));
+    }
+}
+
+TEST_P(LinearAttentionOn, IsTheSameForAnyNumberOfThreads) {
+  for (const auto& c : full_cases())
+    for (const int64_t heads : {1, 3}) {  // few and many
+      const Sizes sizes{.heads = heads,
+                        .key_heads = 1,
+                        .queries = 1100,
+                        .keys = 1100,
+                        .features = 9,
+                        .values = 18};
+      for (const auto dtype : {torch::kFloat, torch::kDouble}) {
+        const auto inputs = to(random_inputs(c, sizes), dtype);
+        const auto run = [&](int count) {
+          const UseThreads threads(count);
+          return results(linear_attention, inputs, c.options);
+        };
+        const auto one = run(1);
+        for (const int count : {2, 3}) {
+          const auto many = run(count);
+          for (size_t i = 0; i < one.size(); ++i)
+            EXPECT_TRUE(torch::equal(one[i], many[i]))
+                << "result " << i << " with " << count << " threads, " << sizes;
+        }
+      }
+    }
+}
+
+TEST_P(LinearAttentionOn, WritesAllOfItsResultsAndNoMore) {
+  constexpr int64_t kTokens = 37;
+  const auto fenced = [](int64_t size, double value,
+                         torch::Dtype dtype = torch::kFloat) {
+    auto all = torch::full({kFence + size + kFence}, NAN, dtype);
+    all.slice(0, kFence, kFence + size).fill_(value);
+    return all;
+  };
+  const auto inside = [](const Tensor& all) { return all.data_ptr<float>() + kFence; };
+  const auto intact = [](const Tensor& all) {
+    const int64_t end = all.numel() - kFence;
+    return !all.slice(0, kFence, end).isnan().any().item<bool>() &&
+           all.slice(0, 0, kFence).isnan().all().item<bool>() &&
+           all.slice(0, end).isnan().all().item<bool>();
+  };
+  const auto kernel =
+      *cpu::pick(&cpu::portable::linear_of_floats, &cpu::avx2::linear_of_floats,
+                 &cpu::avx512::linear_of_floats);
+  const auto gradient = *cpu::pick(&cpu::portable::linear_gradient_of_floats,
+                                   &cpu::avx2::linear_gradient_of_floats,
+                                   &cpu::avx512::linear_gradient_of_floats);
+  for (const bool log_features : {false, true})
+    for (const int64_t width : {1, 7, 16, 33, 64}) {
+      const cpu::LinearForm form{.features = width,
+                                 .values = width,
+                                 .causal = true,
+                                 .log_features = log_features,
+                                 .divisor = cpu::LinearDivisor::if_positive};
+      const auto in = testing::random_tensors(4, {kTokens, width}, torch::kFloat);
+      const Tensor log_decay = torch::full({kTokens}, -0.1, torch::kDouble);
+      const Tensor weights = torch::full({kTokens}, 0.7);
+      const cpu::LinearTokens<float> tokens{.form = form,
+                                            .queries = kTokens,
+                                            .keys = kTokens,
+                                            .q = in[0].data_ptr<float>(),
+                                            .q_stride = width,
+                                            .k = in[1].data_ptr<float>(),
+                                            .k_stride = width,
+                                            .v = in[2].data_ptr<float>(),
+                                            .v_stride = width,
+                                            .log_decay = log_decay.data_ptr<double>(),
+                                            .weights = weights.data_ptr<float>()};
+      const auto states = [&](double value) {
+        return fenced(width * (width + 1), value);
+      };
+      const Tensor sums = states(0), peaks = fenced(width, kNever), kept = states(NAN),
+                   kept_peaks = fenced(width, NAN), out = fenced(kTokens * width, NAN),
+                   lse = fenced(kTokens, NAN), den = fenced(kTokens, NAN),
+                   scale = fenced(kTokens, NAN), slope = states(0.5),
+                   slope_peaks = fenced(width, 0), dq = fenced(kTokens * width, NAN),
+                   dk = fenced(kTokens * width, 0), dv = fenced(kTokens * width, 0),
+                   dweights = fenced(kTokens, 0),
+                   dlog_decay = fenced(kTokens, NAN, torch::kDouble);
+      const auto peaks_of = [&](const Tensor& x) {
+        return log_features ? inside(x) : nullptr;
+      };
+      const int64_t numbers = std::max(kernel.scratch(form), gradient.scratch(form));
+      const Tensor scratch = fenced(numbers, 0).fill_(NAN);
+      float largest = static_cast<float>(kNever);
+      kernel.attend(tokens, {inside(sums), peaks_of(peaks)}, &largest,
+                    {.out = inside(out),
+                     .lse = inside(lse),
+                     .den = inside(den),
+                     .scale = peaks_of(scale),
+                     .kept = {inside(kept), peaks_of(kept_peaks)}},
+                    inside(scratch));
+      // Signed features have logs of negative sums: that is no number to fence with.
+      lse.masked_fill_(lse == kNever, 0);
+      gradient.gradients(tokens,
+                         {.dout = in[3].data_ptr<float>(),
+                          .dlse = weights.data_ptr<float>(),
+                          .out = inside(out),
+                          .den = inside(den),
+                          .scale = peaks_of(scale)},
+                         {inside(kept), peaks_of(kept_peaks)},
+                         {inside(slope), peaks_of(slope_peaks)},
+                         {.dq = inside(dq),
+                          .dk = inside(dk),
+                          .dv = inside(dv),
+                          .dweights = inside(dweights),
+                          .dlog_decay = dlog_decay.data_ptr<double>() + kFence},
+                         inside(scratch));
+      for (const auto& result :
+           {sums, kept, out, lse, den, slope, dq, dk, dv, dweights, dlog_decay})
+        EXPECT_TRUE(intact(result)) << width;
+      for (const auto& result : {peaks, kept_peaks, scale, slope_peaks})
+        EXPECT_TRUE(!log_features || intact(result)) << width;
+      EXPECT_TRUE(scratch.slice(0, 0, kFence).isnan().all().item<bool>());
+      EXPECT_TRUE(scratch.slice(0, kFence + numbers).isnan().all().item<bool>());
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, LinearAttentionOn,
+                         ::testing::ValuesIn(cpu::kAllIsas),
+                         [](const auto& test) { return cpu::name(test.param); });
+
+TEST(LinearAttention, IsTheReferenceInDouble) {
+  const UseThreads one(1);
+  for (const auto& c : all_cases({std::begin(kNormalisers), std::end(kNormalisers)}))
+    for (const int64_t tokens : {40, 530}) {
+      if (tokens > 500 && c.options.normaliser != Normaliser::at_least) continue;
+      const Sizes sizes{
+          .examples = 1, .key_heads = 1, .queries = tokens, .keys = tokens};
+      SCOPED_TRACE(::testing::PrintToString(c));
+      const auto inputs = random_inputs(c, sizes);
+      const auto got = results(linear_attention, inputs, c.options);
+      const auto expected = results(linear_attention_reference, inputs, c.options);
+      for (size_t i = 0; i < got.size(); ++i)
+        EXPECT_TRUE(close(got[i], expected[i], 1e-9)) << "result " << i;
+    }
+}
+
+TEST(LinearAttention, DecaysMayForgetEverything) {
+  for (const bool log_features : {false, true})
+    for (const double reset : {-50.0, -1e3, -1e9}) {
+      const Case c{.options = {.causal = true, .log_features = log_features},
+                   .decay = true,
+                   .state = true};
+      auto inputs = to(random_inputs(c, 40, 40), torch::kFloat);
+      for (const int64_t token : {0, 5, 6, 16, 31})
+        inputs.log_decay.select(2, token).fill_(reset);
+      const auto got = results(linear_attention, inputs, c.options);
+      const auto plain = results(linear_attention_reference, inputs, c.options);
+      const auto exact =
+          results(linear_attention_reference, to(inputs, torch::kDouble), c.options);
+      expect_as_exact(got, plain, exact);
+      auto later = tokens(inputs, 31, 40);
+      later.state = {};
+      const auto alone = linear_attention(later, c.options);
+      if (reset < -100) {
+        EXPECT_TRUE(close(got[0].slice(2, 31), alone.out, 1e-6));
+        EXPECT_TRUE(close(got[1].slice(2, 31), alone.lse, 1e-6));
+      }
+    }
+}
+
+TEST(LinearAttention, RoundingOfDecaysDoesNotAddUp) {
+  constexpr int64_t kMany = 8192;
+  torch::manual_seed(0);
+  for (const bool log_features : {false, true}) {
+    const LinearAttention options{.causal = true, .log_features = log_features};
+    const LinearInputs inputs{
+        .q = torch::rand({1, 4, kMany, 2}),
+        .k = torch::rand({1, 4, kMany, 2}),
+        .v = torch::randn({1, 4, kMany, 3}),
+        .log_decay = torch::full({1, 1, kMany}, -1.1e-4, torch::kDouble),
+        .weights = {},
+        .state = {}};
+    const auto got = linear_attention(inputs, options);
+    const auto exact = linear_attention(to(inputs, torch::kDouble), options);
+    EXPECT_LE(largest_error(got.lse, exact.lse), 3e-6);
+    EXPECT_TRUE(close(got.state.sums, exact.state.sums, 1e-6));
+  }
+}
+
+TEST(LinearAttention, HasGradientsOfWhatIsAsked) {
+  const UseThreads one(1);
+  for (const auto& c : full_cases()) {
+    SCOPED_TRACE(::testing::PrintToString(c));
+    const auto run = [&](Attend* attend, size_t wanted, int through) {
+      auto inputs = random_inputs(c);
+      Tensor& x = *differentiable(inputs)[wanted];
+      x = x.detach().requires_grad_();
+      const auto got = attend(inputs, c.options);
+      const Tensor of = through == 0   ? got.out
+                        : through == 1 ? got.lse
+                                       : got.state.sums;
+      if (!of.requires_grad()) return torch::zeros_like(x);
+      const Tensor slope =
+          torch::autograd::grad({of.square().sum()}, {x}, {}, /*retain_graph=*/{},
+                                /*create_graph=*/false, /*allow_unused=*/true)[0];
+      return slope.defined() ? slope : torch::zeros_like(x);
+    };
+    auto example = random_inputs(c);
+    for (size_t wanted = 0; wanted < differentiable(example).size(); ++wanted)
+      for (const int through : {0, 1, 2})
+        EXPECT_TRUE(close(run(linear_attention, wanted, through),
+                          run(linear_attention_reference, wanted, through)))
+            << "of " << wanted << " through " << through;
+  }
+}
+
+TEST(LinearAttention, TakesNoTokensAndNoValues) {
+  for (const auto& c : full_cases()) {
+    SCOPED_TRACE(::testing::PrintToString(c));
+    for (const Sizes& sizes :
+         {Sizes{.queries = 0, .keys = 0}, Sizes{.values = 0}, Sizes{.examples = 0}}) {
+      const auto inputs = random_inputs(c, sizes);
+      const auto got = results(linear_attention, inputs, c.options);
+      const auto expected = results(linear_attention_reference, inputs, c.options);
+      for (size_t i = 0; i < got.size(); ++i)
+        EXPECT_TRUE(close(got[i], expected[i])) << "result " << i;
+    }
+  }
+}
+
+TEST(LinearAttention, NeedsMemoryInProportionToTheTokens) {
+  const auto bytes = [](const Case& c, int64_t tokens) {
+    const Sizes sizes{.examples = 1,
+                      .heads = 2,
+                      .key_heads = 2,
+                      .queries = tokens,
+                      .keys = tokens,
+                      .features = 16,
+                      .values = 16};
+    const auto inputs = to(random_inputs(c, sizes), torch::kFloat);
+    const PeakBytes peak(torch::kCPU);
+    results(linear_attention, inputs, c.options);
+    return static_cast<double>(peak.newly());
+  };
+  for (const auto& c : full_cases())
+    EXPECT_LE(bytes(c, 8192) / bytes(c, 4096), 2.2) << ::testing::PrintToString(c);
+}
+
+TEST(LinearAttention, HasNoSecondDerivatives) {
+  auto inputs = random_inputs({});
+  inputs.q.requires_grad_();
+  const auto twice = [&](Attend* attend) {
+    const Tensor slope = torch::autograd::grad({attend(inputs, {}).out.square().sum()},
+                                               {inputs.q}, {}, /*retain_graph=*/true,
+                                               /*create_graph=*/true)[0];
+    torch::autograd::grad({slope.sum()}, {inputs.q});
+  };
+  EXPECT_EQ(refusal([&] { twice(linear_attention); }),
+            "linear attention: it has no second derivatives; "
+            "linear_attention_reference() has");
+  EXPECT_EQ(refusal([&] { twice(linear_attention_reference); }), "accepted");
 }
 
 TEST(LinearAttention, RefusesWhatDoesNotFit) {

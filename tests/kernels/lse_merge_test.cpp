@@ -3,15 +3,19 @@
 #include <cmath>
 #include <limits>
 
+#include "longspan/base/threads.h"
+#include "tests/support/each_isa.h"
 #include "tests/support/tensors.h"
 
 namespace longspan {
 namespace {
 
+using testing::about_as_exact;
 using testing::close;
 using testing::gradients_agree;
 using testing::random_tensors;
 using testing::refusal;
+using testing::Tensors;
 using torch::Tensor;
 using torch::indexing::Slice;
 
@@ -42,6 +46,24 @@ Attended attend_in_parts(const Tensor& q, const Tensor& k, const Tensor& v,
   return merge(parts);
 }
 
+// out, lse, and with slopes of both the gradients of every part's out and lse.
+Tensors results(const std::function<Attended(const std::vector<Attended>&)>& f,
+                const std::vector<Attended>& parts, torch::Dtype dtype,
+                const Tensors& slopes) {
+  std::vector<Attended> inputs;
+  Tensors leaves;
+  for (const auto& part : parts) {
+    inputs.push_back({part.out.detach().to(dtype).requires_grad_(),
+                      part.lse.detach().to(dtype).requires_grad_()});
+    leaves.insert(leaves.end(), {inputs.back().out, inputs.back().lse});
+  }
+  const auto merged = f(inputs);
+  Tensors all = torch::autograd::grad({merged.out, merged.lse}, leaves,
+                                      {slopes[0].to(dtype), slopes[1].to(dtype)});
+  all.insert(all.begin(), {merged.out, merged.lse});
+  return all;
+}
+
 TEST(LseMerge, IsAttentionOverAllKeys) {
   const auto x = random_tensors(3, {2, 3, 9, 4});
   const auto whole = attend(x[0], x[1], x[2]);
@@ -66,9 +88,9 @@ TEST(LseMerge, HasTheGradientsOfAttentionOverAllKeys) {
 
 TEST(LseMerge, HasTheGradientsOfItsOutputs) {
   const auto parts = random_parts(3);
-  testing::Tensors at;
+  Tensors at;
   for (const auto& part : parts) at.insert(at.end(), {part.out, part.lse});
-  const auto f = [](const testing::Tensors& x) -> testing::Tensors {
+  const auto f = [](const Tensors& x) -> Tensors {
     const auto merged = merge({{x[0], x[1]}, {x[2], x[3]}, {x[4], x[5]}});
     return {merged.out, merged.lse};
   };
@@ -129,7 +151,7 @@ TEST(LseMerge, HasFiniteGradientsWhereSomeOrAllPartsAreEmpty) {
     part.lse.requires_grad_();
   }
   const auto merged = merge(parts);
-  const testing::Tensors inputs{parts[0].out, parts[0].lse, parts[1].out, parts[1].lse};
+  const Tensors inputs{parts[0].out, parts[0].lse, parts[1].out, parts[1].lse};
   const auto slopes = torch::autograd::grad(
       {merged.out, merged.lse}, inputs,
       {torch::randn_like(merged.out), torch::randn_like(merged.lse)});
@@ -171,6 +193,90 @@ TEST(LseMerge, CombinesLowPrecisionInFloat) {
   }
 }
 
+TEST(LseMerge, HasNoGradientWhereValuesHaveNoWeight) {
+  const auto parts = random_parts(2, torch::kFloat);
+  for (const double lse : {kNever, -1000.0}) {
+    const auto out = parts[0].out.clone().fill_(NAN).requires_grad_();
+    const auto level = torch::full_like(parts[0].lse, lse).requires_grad_();
+    const auto other = parts[1].out.clone().requires_grad_();
+    const auto merged = merge({{out, level}, {other, parts[1].lse}});
+    EXPECT_TRUE(torch::equal(merged.out, other));
+    const auto slopes = torch::autograd::grad(
+        {merged.out, merged.lse}, {out, level, other},
+        {torch::ones_like(merged.out), torch::ones_like(merged.lse)});
+    EXPECT_TRUE((slopes[0] == 0).all().item<bool>());
+    EXPECT_TRUE((slopes[1] == 0).all().item<bool>());
+    EXPECT_TRUE((slopes[2] == 1).all().item<bool>());
+  }
+}
+
+TEST(LseMerge, TakesAnyStrides) {
+  const auto outs = random_tensors(2, {5, 2, 40, 3}, torch::kFloat);
+  const auto lses = random_tensors(2, {5, 2, 3}, torch::kFloat, /*seed=*/1);
+  const auto slopes = random_tensors(1, {2, 5, 3, 40}, torch::kFloat, /*seed=*/2)[0];
+  const std::vector<Attended> strided = {
+      {outs[0].permute({1, 0, 3, 2}), lses[0].transpose(0, 1)},
+      {outs[1].view({5, 2, 3, 40}).transpose(0, 1), lses[1].transpose(0, 1)}};
+  std::vector<Attended> dense;
+  for (const auto& [out, lse] : strided)
+    dense.push_back({out.contiguous(), lse.contiguous()});
+  const auto lse_slopes = torch::ones({}).expand({2, 5, 3});
+  const auto got = results(merge, strided, torch::kFloat, {slopes, lse_slopes});
+  const auto expected = results(merge, dense, torch::kFloat,
+                                {slopes.contiguous(), lse_slopes.contiguous()});
+  for (size_t i = 0; i < got.size(); ++i)
+    EXPECT_TRUE(torch::equal(got[i], expected[i]));
+}
+
+TEST(LseMerge, GivesOnlyTheGradientsAskedFor) {
+  const auto parts = random_parts(2, torch::kFloat);
+  const Tensors slopes = {torch::randn_like(parts[0].out),
+                          torch::randn_like(parts[0].lse)};
+  const auto all = results(merge, parts, torch::kFloat, slopes);
+  for (size_t i = 0; i < 4; ++i) {
+    std::vector<Attended> inputs;
+    for (const auto& part : parts)
+      inputs.push_back({part.out.clone(), part.lse.clone()});
+    auto& asked = i % 2 == 0 ? inputs[i / 2].out : inputs[i / 2].lse;
+    asked.requires_grad_();
+    const auto merged = merge(inputs);
+    EXPECT_TRUE(torch::equal(
+        torch::autograd::grad({merged.out, merged.lse}, {asked}, slopes)[0],
+        all[2 + i]));
+  }
+}
+
+TEST(LseMerge, IsTheSameForAnyNumberOfThreads) {
+  for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kBFloat16}) {
+    const auto outs = random_tensors(3, {2, 3, 700, 33}, dtype);
+    const auto lses = random_tensors(3, {2, 3, 700}, dtype, /*seed=*/1);
+    const std::vector<Attended> parts = {
+        {outs[0], lses[0]}, {outs[1], lses[1]}, {outs[2], lses[2]}};
+    const auto run = [&](int count) {
+      const UseThreads threads(count);
+      return results(merge, parts, dtype, {outs[0], lses[0].to(torch::kFloat)});
+    };
+    const auto one = run(1);
+    for (const int count : {2, 3}) {
+      const auto many = run(count);
+      for (size_t i = 0; i < one.size(); ++i)
+        EXPECT_TRUE(torch::equal(one[i], many[i]))
+            << "result " << i << " with " << count << " threads in " << dtype;
+    }
+  }
+}
+
+TEST(LseMerge, RefusesASecondDerivative) {
+  const auto x = random_parts(1)[0];
+  const auto out = x.out.clone().requires_grad_();
+  const auto merged = merge({{out, x.lse}});
+  EXPECT_EQ(refusal([&] {
+              torch::autograd::grad({merged.out.square().sum()}, {out}, {},
+                                    /*retain_graph=*/true, /*create_graph=*/true);
+            }),
+            "merge: it has no second derivatives; merge_reference() has");
+}
+
 TEST(LseMerge, RefusesWhatDoesNotFit) {
   const auto part = random_parts(1)[0];
   const auto said = [&](const Tensor& out, const Tensor& lse) {
@@ -198,6 +304,55 @@ TEST(LseMerge, RefusesWhatDoesNotFit) {
             "merge: out and lse of every part must be on one device, got cpu, and cpu "
             "and meta of part 1");
 }
+
+class LseMergeOnEveryIsa : public testing::EachIsa {};
+
+TEST_P(LseMergeOnEveryIsa, IsAsExactAsPlainOperations) {
+  for (const int count : {1, 2, 3, 9})
+    for (const int64_t width : {1, 7, 16, 33, 64, 129})
+      for (const int64_t rows : {40, 65}) {
+        const auto outs = random_tensors(count + 1, {1, 2, rows, width}, torch::kFloat);
+        const auto lses = random_tensors(count + 1, {1, 2, rows}, torch::kFloat, 1);
+        std::vector<Attended> parts;
+        for (int i = 0; i < count; ++i) parts.push_back({outs[i], lses[i] * 3});
+        const Tensors slopes = {outs[count], lses[count]};
+        const auto got = results(merge, parts, torch::kFloat, slopes);
+        const auto usual = results(merge_reference, parts, torch::kFloat, slopes);
+        const auto exact = results(merge_reference, parts, torch::kDouble, slopes);
+        for (size_t i = 0; i < got.size(); ++i) {
+          const double size = std::max(1.0, exact[i].abs().max().item<double>());
+          EXPECT_TRUE(about_as_exact(got[i] / size, usual[i] / size, exact[i] / size))
+              << "result " << i << " of " << count << " parts of " << rows
+              << " rows of " << width;
+        }
+      }
+}
+
+TEST_P(LseMergeOnEveryIsa, WritesResultsLargerThanCaches) {
+  const auto outs = random_tensors(2, {1, 2, 2100, 512}, torch::kFloat);
+  const auto lses = random_tensors(2, {1, 2, 2100}, torch::kFloat, /*seed=*/1);
+  const std::vector<Attended> parts = {{outs[0], lses[0]}, {outs[1], lses[1]}};
+  const auto got = results(merge, parts, torch::kFloat, {outs[0], lses[0]});
+  const auto expected =
+      results(merge_reference, parts, torch::kFloat, {outs[0], lses[0]});
+  for (size_t i = 0; i < got.size(); ++i)
+    EXPECT_TRUE(close(got[i], expected[i], 1e-5)) << "result " << i;
+}
+
+TEST_P(LseMergeOnEveryIsa, TakesLogarithmsExactly) {
+  const auto lse = torch::linspace(-5, 0, 5000, torch::kFloat).view({1, 1, 5000});
+  const auto out = torch::zeros({1, 1, 5000, 1});
+  for (const int zeros : {1, 5, 1000}) {
+    std::vector<Attended> parts(zeros, {out, torch::zeros_like(lse)});
+    parts.push_back({out, lse});
+    const auto exact = (lse.to(torch::kDouble).exp() + zeros).log();
+    EXPECT_TRUE(close(merge(parts).lse, exact, 3e-7)) << zeros;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, LseMergeOnEveryIsa,
+                         ::testing::ValuesIn(cpu::kAllIsas),
+                         [](const auto& test) { return cpu::name(test.param); });
 
 }  // namespace
 }  // namespace longspan

@@ -117,7 +117,7 @@ void activate_gradient(const ActivationGradientRows<float>& rows) {
       if (rows.bias) z += load(rows.bias + i, count);
       const Floats d = Curve::gradient(z, load(rows.dy + first + i, count));
       if (rows.dx) store(d, rows.dx + first + i, count);
-      if (rows.dbias) add(d, broadcast(1), rows.dbias + i, count);
+      if (rows.dbias) add(d, broadcast(1.0f), rows.dbias + i, count);
     }
   }
 }

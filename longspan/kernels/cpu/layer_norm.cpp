@@ -91,7 +91,7 @@ void layer_norm_gradient(const LayerNormGradientRows<float>& rows) {
     along(width, [&](int64_t i, int64_t count, int chain) {
       const Floats d = load(dy + i, count);
       const Floats z = centred(load(x + i, count)) * rstd;
-      if (rows.dbias) add(d, broadcast(1), rows.dbias + i, count);
+      if (rows.dbias) add(d, broadcast(1.0f), rows.dbias + i, count);
       if (rows.dweight) add(d, z, rows.dweight + i, count);
       const Floats g = rows.weight ? d * load(rows.weight + i, count) : d;
       gs[chain] += g;
