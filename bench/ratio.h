@@ -6,7 +6,7 @@
 #include <iostream>
 #include <string>
 
-#include "longspan/cli/turns.h"
+#include "longspan/base/interleaved.h"
 
 namespace longspan::bench {
 
@@ -15,7 +15,7 @@ namespace longspan::bench {
 template <class Ours, class Theirs>
 void compare(const std::string& what, const Ours& ours, const Theirs& theirs,
              int turns = 31) {
-  const cli::Turns medians = cli::take_turns(ours, theirs, turns);
+  const Interleaved medians = interleaved(ours, theirs, turns);
   std::cout << std::left << std::setw(52) << what << std::right << std::fixed
             << std::setprecision(3) << std::setw(10) << medians.ours.wall * 1e3
             << std::setw(10) << medians.theirs.wall * 1e3 << std::setw(8)

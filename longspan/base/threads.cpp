@@ -1,6 +1,7 @@
 #include "longspan/base/threads.h"
 
 #include <dlfcn.h>
+#include <omp.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -85,14 +86,18 @@ OneBlasThread::OneBlasThread() : before_(set_own_mkl_threads(1)) {}
 
 OneBlasThread::~OneBlasThread() { set_own_mkl_threads(before_); }
 
+// Without at::set_num_threads(), which starts a pool of other threads each time, and
+// those spin for a while beside what is to be measured.
 UseThreads::UseThreads(int count)
     : loops_before_(at::get_num_threads()), blas_before_(blas_threads()) {
-  set_threads(count);
+  require(count >= 1, "threads: must be 1 or more, got ", count);
+  set_blas_threads(count);
+  omp_set_num_threads(count);
 }
 
 UseThreads::~UseThreads() {
   set_blas_threads(blas_before_);
-  at::set_num_threads(loops_before_);
+  omp_set_num_threads(loops_before_);
 }
 
 }  // namespace longspan

@@ -7,10 +7,10 @@
 #include <torch/cuda.h>
 #include <nlohmann/json.hpp>
 
+#include "longspan/base/interleaved.h"
 #include "longspan/base/memory.h"
 #include "longspan/cli/commands.h"
 #include "longspan/cli/experiment_options.h"
-#include "longspan/cli/turns.h"
 
 namespace longspan::cli {
 namespace {

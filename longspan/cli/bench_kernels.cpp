@@ -8,18 +8,18 @@
 #include <ATen/Parallel.h>
 #include <nlohmann/json.hpp>
 
+#include "longspan/base/interleaved.h"
 #include "longspan/base/memory.h"
 #include "longspan/base/threads.h"
 #include "longspan/cli/commands.h"
 #include "longspan/cli/kernel_cases.h"
-#include "longspan/cli/turns.h"
 #include "longspan/kernels/layout.h"
 
 namespace longspan::cli {
 namespace {
 
 struct KernelOptions {
-  bool all = false, quick = false, json = false;
+  bool all = false, json = false;
   std::string only;
   int64_t length = 0, turns = 7;
 };
@@ -38,7 +38,7 @@ void print_header() {
 }
 
 struct Row {
-  Turns turns = {};
+  Interleaved times = {};
   double ratio = 0, cpu_ratio = 0;
   double useful = 0, executed = 0;  // GFLOP/s; 0: not counted
   int64_t peak_bytes = 0;           // of ours, beside what it works on
@@ -73,11 +73,11 @@ Row measured(const Case& one, int64_t count) {
   }
   // Freed memory is kept up to what lived at once: let both find theirs again.
   torch::empty({(row.peak_bytes + reference_bytes) * 5 / 4}, torch::kByte);
-  row.turns = take_turns(ours, work.reference, count);
-  row.ratio = work.scale * row.turns.ratio.wall;
-  row.cpu_ratio = work.scale * row.turns.ratio.cpu;
-  row.useful = work.useful / row.turns.ours.wall / 1e9;
-  row.executed = work.executed / row.turns.ours.wall / 1e9;
+  row.times = interleaved(ours, work.reference, count);
+  row.ratio = work.scale * row.times.ratio.wall;
+  row.cpu_ratio = work.scale * row.times.ratio.cpu;
+  row.useful = work.useful / row.times.ours.wall / 1e9;
+  row.executed = work.executed / row.times.ours.wall / 1e9;
   return row;
 }
 
@@ -91,10 +91,10 @@ void print_json(const Case& one, const Row& row) {
                                       {"cpu_ratio", row.cpu_ratio},
                                       {"must", if_set(one.target.must)},
                                       {"good", if_set(one.target.good)},
-                                      {"seconds", row.turns.ours.wall},
-                                      {"cpu_seconds", row.turns.ours.cpu},
-                                      {"reference_seconds", row.turns.theirs.wall},
-                                      {"reference_cpu_seconds", row.turns.theirs.cpu},
+                                      {"seconds", row.times.ours.wall},
+                                      {"cpu_seconds", row.times.ours.cpu},
+                                      {"reference_seconds", row.times.theirs.wall},
+                                      {"reference_cpu_seconds", row.times.theirs.cpu},
                                       {"useful_gflops", if_set(row.useful)},
                                       {"executed_gflops", if_set(row.executed)},
                                       {"peak_bytes", row.peak_bytes},
@@ -116,9 +116,9 @@ void print(const Case& one, const Row& row) {
   };
   std::cout << std::left << std::setw(40) << one.name << std::setw(26) << one.reference
             << std::right << std::fixed;
-  cell(10, 2, 1e3 * row.turns.ours.wall);
-  cell(10, 2, 1e3 * row.turns.ours.cpu);
-  cell(14, 2, 1e3 * row.turns.theirs.wall);
+  cell(10, 2, 1e3 * row.times.ours.wall);
+  cell(10, 2, 1e3 * row.times.ours.cpu);
+  cell(14, 2, 1e3 * row.times.theirs.wall);
   cell_if_set(9, 1, row.useful);
   cell_if_set(10, 1, row.executed);
   cell(9, 1, static_cast<double>(row.peak_bytes) / 1e6);
@@ -161,19 +161,16 @@ void add_bench_kernels(CLI::App& bench) {
       "the attention kernels on the CPU, each in turn with what it is compared with: "
       "large matrix products, forms in tensor operations (with reused memory: warm; "
       "with LibTorch's own: as shipped), memcpy, or another kernel. Ratios are medians "
-      "over the turns; more is better");
+      "over the turns; more is better. must and good: what to reach, where it is set");
   verb->footer(
       "Examples:\n"
-      "  longspan bench kernels                        the cases that have targets\n"
+      "  longspan bench kernels                        takes about a minute\n"
       "  longspan bench kernels --only 'window 256' --threads 1\n"
       "  longspan bench kernels --all --only sgemm --json > kernels.jsonl");
   const auto options = std::make_shared<KernelOptions>();
-  auto* const all = verb->add_flag(
-      "--all", options->all,
-      "also every pattern, lengths of 512 to 65536, widths of 16 to 256");
-  verb->add_flag("--quick", options->quick,
-                 "the cases that have targets; so it is without --all")
-      ->excludes(all);
+  verb->add_flag("--all", options->all,
+                 "also every pattern, lengths of 512 to 65536, widths of 16 to 256; "
+                 "the longest take minutes each");
   verb->add_option("--only", options->only,
                    "cases with these words in their name or that of the reference");
   verb->add_option("--length", options->length,

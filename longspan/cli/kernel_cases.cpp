@@ -9,12 +9,13 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "longspan/base/interleaved.h"
 #include "longspan/base/memory.h"
 #include "longspan/base/threads.h"
 #include "longspan/cli/plain_attention.h"
-#include "longspan/cli/turns.h"
 #include "longspan/kernels/block_attention.h"
 #include "longspan/kernels/linear_attention.h"
+#include "longspan/kernels/pool.h"
 
 namespace longspan::cli {
 namespace {
@@ -76,6 +77,12 @@ Problem windowed(const Problem& dense, int64_t window) {
 Problem gathered(const Problem& dense) {
   Problem it = dense.with("gathered", {});
   it.gathered = true;
+  return it;
+}
+
+Problem relative_vectors(const Problem& dense) {
+  Problem it = dense.with("relative vectors", {});
+  it.vectors = true;
   return it;
 }
 
@@ -262,8 +269,8 @@ Step best_linear_chunks(const Tensors& qkv) {
   return best;
 }
 
-Case linear(int64_t length, const std::string& reference, Target target,
-            const std::function<Step(const Tensors& qkv)>& make) {
+Case linear(int64_t length, const std::string& reference,
+            const std::function<Step(const Tensors& qkv)>& make, Target target) {
   const auto prepare = [=] {
     constexpr int64_t kHeads = 8, kWidth = 64;
     const Tensor q = torch::rand({kHeads, length, kWidth}), k = torch::rand_like(q),
@@ -279,7 +286,30 @@ Case linear(int64_t length, const std::string& reference, Target target,
           prepare};
 }
 
-// Against copying as many bytes as merging reads and writes.
+Case linear_against_chunks(int64_t length, Target target = {}) {
+  return linear(length, "best chunks, warm", best_linear_chunks, target);
+}
+
+Case linear_against_recurrence(int64_t length, Target target = {}) {
+  const auto recurrence = [](const Tensors& qkv) -> Step {
+    return [=] { return linear_recurrence(qkv); };
+  };
+  return linear(length, "recurrence", recurrence, target);
+}
+
+// Reads and writes so many numbers together.
+Step memcpy_moving(int64_t numbers) {
+  const int64_t copied = numbers / 2;
+  const Tensor from = torch::randn(copied), to = torch::zeros_like(from);
+  return [=] {
+    at::parallel_for(0, copied, 1 << 16, [&](int64_t begin, int64_t end) {
+      std::memcpy(to.data_ptr<float>() + begin, from.data_ptr<float>() + begin,
+                  static_cast<size_t>(end - begin) * sizeof(float));
+    });
+    return to;
+  };
+}
+
 Case merging(int64_t length, int64_t parts, Target target = {}) {
   const auto prepare = [=] {
     constexpr int64_t kHeads = 16, kWidth = 64;
@@ -287,19 +317,37 @@ Case merging(int64_t length, int64_t parts, Target target = {}) {
     for (Attended& part : attended)
       part = {torch::randn({1, kHeads, length, kWidth}),
               torch::randn({1, kHeads, length})};
-    const int64_t copied = (parts + 1) * kHeads * length * (kWidth + 1) / 2;
-    const Tensor from = torch::randn(copied), to = torch::zeros_like(from);
-    const auto copy = [=] {
-      at::parallel_for(0, copied, 1 << 16, [&](int64_t begin, int64_t end) {
-        std::memcpy(to.data_ptr<float>() + begin, from.data_ptr<float>() + begin,
-                    static_cast<size_t>(end - begin) * sizeof(float));
-      });
-      return to;
-    };
-    return Work{.ours = [=] { return merge(attended).out; }, .reference = copy};
+    const int64_t numbers = (parts + 1) * kHeads * length * (kWidth + 1);
+    return Work{.ours = [=] { return merge(attended).out; },
+                .reference = memcpy_moving(numbers)};
   };
   return {"merge " + std::to_string(parts) + " n " + std::to_string(length), "memcpy",
           target, prepare};
+}
+
+Case pooling(const std::string& name, int64_t length, int64_t rows,
+             const std::function<Pooled(const PoolInputs&)>& pool) {
+  const auto prepare = [=] {
+    constexpr int64_t kHeads = 16, kWidth = 64;
+    const PoolInputs inputs{.x = torch::randn({1, kHeads, length, kWidth})};
+    return Work{.ours = [=] { return pool(inputs).out; },
+                .reference = memcpy_moving((length + rows) * kHeads * kWidth)};
+  };
+  return {name + " n " + std::to_string(length), "memcpy", {}, prepare};
+}
+
+Case pooling_of_spans(int64_t length) {
+  const std::vector<Span> spans = equal_spans(length, 64, 64);
+  return pooling("pool mean of 64", length, static_cast<int64_t>(spans.size()),
+                 [=](const PoolInputs& inputs) {
+                   return pool_spans(inputs, spans, Pooling::mean);
+                 });
+}
+
+Case pooling_of_prefixes(int64_t length) {
+  return pooling("pool max of prefix", length, length, [](const PoolInputs& inputs) {
+    return pool_prefixes(inputs, /*segment=*/0, Pooling::max);
+  });
 }
 
 }  // namespace
@@ -308,11 +356,9 @@ std::vector<Case> main_cases(int64_t length) {
   const Problem dense{.length = length > 0 ? length : 2048};
   const Problem longer{.length = length > 0 ? length : 8192};
   const Problem window = windowed(longer, 256);
-  Problem narrow = dense, bf16 = dense.with("dense bf16", {}),
-          vectors = dense.with("relative vectors", {});
+  Problem narrow = dense, bf16 = dense.with("dense bf16", {});
   narrow.width = 32;
   bf16.type = torch::kBFloat16;
-  vectors.vectors = true;
   const bool has_bf16 = cpu::isa() == cpu::Isa::avx512_bf16;
 
   std::vector<Case> cases{
@@ -326,13 +372,11 @@ std::vector<Case> main_cases(int64_t length) {
       against_sgemm(window.with(kBackward), {0.7, 0.85}),
       against_own(window, longer, "own dense x density", {1 / 1.25, 1 / 1.1}),
       against_own(gathered(dense), dense, "own contiguous", {0.92, 0.97}),
-      against_own(vectors, dense, "own dense"),
-      linear(longer.length, "best chunks, warm", {3, 4.5}, best_linear_chunks),
-      linear(longer.length, "recurrence", {},
-             [](const Tensors& qkv) -> Step {
-               return [=] { return linear_recurrence(qkv); };
-             }),
+      against_own(relative_vectors(dense), dense, "own dense", {1 / 2.2, 1 / 1.8}),
+      linear_against_chunks(longer.length, {3, 4.5}),
+      linear_against_recurrence(longer.length, {2, 2.3}),
       merging(longer.length, 2, {0.6, 0.75}),
+      pooling_of_spans(longer.length),
       against_composite(dense, Memory::warm, {1.5, 1.7}),
       against_composite(dense, Memory::as_shipped, {3, 3.4}),
       against_composite(causal(dense), Memory::warm),
@@ -357,19 +401,17 @@ std::vector<Case> main_cases(int64_t length) {
 }
 
 std::vector<Case> sweep_cases(int64_t length) {
-  constexpr int64_t kLongestDense = 16384, kLongestComposite = 8192;
+  constexpr int64_t kUsualWidth = 64, kLongestComposite = 8192;
   std::vector<Problem> sizes;
   if (length == 0)
     for (int64_t n = 512; n <= 65536; n *= 2) sizes.push_back({.length = n});
   for (const int64_t width : {16, 32, 64, 96, 128, 256})
-    if (length > 0 || width != 64)
+    if (length > 0 || width != kUsualWidth)
       sizes.push_back({.length = length > 0 ? length : 4096, .width = width});
 
   std::vector<Case> cases;
   for (const Problem& dense : sizes) {
-    std::vector<Problem> problems;
-    if (dense.length <= kLongestDense)
-      problems = {dense, causal(dense), gathered(dense)};
+    std::vector<Problem> problems{dense, causal(dense), gathered(dense)};
     for (int64_t window = 64; window <= 1024 && window < dense.length; window *= 2)
       problems.push_back(windowed(dense, window));
     problems.push_back(random_blocks(dense));
@@ -387,6 +429,13 @@ std::vector<Case> sweep_cases(int64_t length) {
           cases.push_back(against_sliding_chunks(problem, memory));
       }
     }
+    cases.push_back(against_own(relative_vectors(dense), dense, "own dense"));
+    if (dense.width != kUsualWidth) continue;
+    cases.push_back(linear_against_chunks(dense.length));
+    cases.push_back(linear_against_recurrence(dense.length));
+    for (const int64_t parts : {2, 4}) cases.push_back(merging(dense.length, parts));
+    cases.push_back(pooling_of_spans(dense.length));
+    cases.push_back(pooling_of_prefixes(dense.length));
   }
   return cases;
 }

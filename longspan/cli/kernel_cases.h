@@ -40,7 +40,8 @@ struct Case {
 // every case unless it is 0.
 std::vector<Case> main_cases(int64_t length);
 
-// Every pattern, in every length at the usual width and in every width at one length.
+// Every pattern, in every length at the usual width and in every width at one length;
+// linear attention, merging and pooling in every length.
 std::vector<Case> sweep_cases(int64_t length);
 
 }  // namespace longspan::cli

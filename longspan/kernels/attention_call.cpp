@@ -35,10 +35,13 @@ void check_bias(const Bias& bias, const std::string& who, int64_t keys,
                 const AttentionSizes& sizes, torch::Device device) {
   const auto [examples, heads, queries, width, value_width] = sizes;
   for (const Tensor* tensor : {&bias.column, &bias.slopes, &bias.table, &bias.vectors,
-                               &bias.offset, &bias.labels, &bias.dense})
-    require(!tensor->defined() || tensor->device() == device, who,
-            "tensors must be where q is, on ", device, ", got ",
-            tensor->defined() ? tensor->device() : device);
+                               &bias.offset, &bias.labels, &bias.dense}) {
+    if (!tensor->defined()) continue;
+    require(tensor->device() == device, who, "tensors must be where q is, on ", device,
+            ", got ", tensor->device());
+    require(tensor == &bias.labels || tensor->is_floating_point(), who,
+            "tensors must be floating, got ", tensor->scalar_type());
+  }
   const auto per_pair = [&](const Tensor& tensor, const char* name) {
     require(
         !tensor.defined() || (tensor.dim() == 4 && one_or(tensor.size(0), examples) &&
@@ -107,6 +110,19 @@ std::vector<Tensor*> AttentionCall::learned() {
                            &bias.table, &bias.vectors, &bias.offset, &bias.dense})
       if (tensor->defined()) all.push_back(tensor);
   }
+  return all;
+}
+
+std::vector<Tensor*> AttentionCall::integers() {
+  std::vector<Tensor*> all;
+  const auto add = [&](std::initializer_list<Tensor*> tensors) {
+    for (Tensor* tensor : tensors)
+      if (tensor->defined()) all.push_back(tensor);
+  };
+  add({&queries.positions, &queries.buckets, &queries.rows});
+  for (Source& source : sources)
+    add({&source.positions, &source.from, &source.to, &source.buckets, &source.rows,
+         &source.bias.labels});
   return all;
 }
 

@@ -24,6 +24,9 @@ struct AttentionCall {
   // Those that have gradients and are there, in a fixed order: q, and k, v and biases
   // of each source.
   std::vector<torch::Tensor*> learned();
+
+  // The others that are there.
+  std::vector<torch::Tensor*> integers();
 };
 
 // Throws unless everything fits.

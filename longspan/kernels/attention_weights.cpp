@@ -46,9 +46,10 @@ Tensors transposed_weights_times(AttentionCall call, const AttentionSizes& sizes
                                  const QueryTiles& tiles) {
   const auto [examples, heads, queries, width, value_width] = sizes;
   const int64_t count = columns.size(3);
-  const auto like = call.queries.q.options();
+  const auto like = call.queries.q.options().dtype(lse.scalar_type());
+  call.queries.q = call.queries.q.to(like);
   for (Source& source : call.sources) {
-    source.k = source.k.repeat_interleave(heads / source.k.size(1), 1);
+    source.k = source.k.repeat_interleave(heads / source.k.size(1), 1).to(like);
     source.v = torch::zeros({1, 1, 1, count}, like)
                    .expand({examples, heads, source.k.size(2), count});
   }
@@ -76,7 +77,9 @@ Tensors all_weights(AttentionCall call, const Tensor& lse) {
   for (const Source& source : call.sources) keys += source.k.size(2);
   std::vector<int64_t> each;
   int64_t before = 0;
+  call.queries.q = call.queries.q.to(lse.scalar_type());
   for (Source& source : call.sources) {
+    source.k = source.k.to(lse.scalar_type());
     each.push_back(source.k.size(2));
     source.v = torch::eye(keys, source.k.options())
                    .narrow(0, before, each.back())
@@ -85,8 +88,7 @@ Tensors all_weights(AttentionCall call, const Tensor& lse) {
   }
   const auto [out, own_lse] =
       block_attention_reference(call.queries, call.sources, call.options);
-  const Tensor share =
-      (own_lse - lse.to(own_lse.scalar_type())).exp().masked_fill(own_lse.isinf(), 0);
+  const Tensor share = (own_lse - lse).exp().masked_fill(own_lse.isinf(), 0);
   return (out * share.unsqueeze(3)).split_with_sizes(each, 3);
 }
 
@@ -104,13 +106,13 @@ Tensors row_weights(const Queries& queries, const std::vector<Source>& sources,
   check_rows(rows, sizes.queries);
   Tensors weights;
   for (const Source& source : sources)
-    weights.push_back(torch::empty({sizes.examples, sizes.heads,
-                                    static_cast<int64_t>(rows.size()),
-                                    source.k.size(2)},
-                                   lse.options()));
+    weights.push_back(
+        torch::empty({sizes.examples, sizes.heads, static_cast<int64_t>(rows.size()),
+                      source.k.size(2)},
+                     lse.options()));
   for (size_t first = 0; first < rows.size(); first += kAtOnce) {
     const int64_t count = std::min<int64_t>(kAtOnce, rows.size() - first);
-    Tensor chosen = torch::zeros({1, 1, sizes.queries, count}, queries.q.options());
+    Tensor chosen = torch::zeros({1, 1, sizes.queries, count}, lse.options());
     std::set<int32_t> tiles;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t row = rows[first + i];
@@ -135,9 +137,9 @@ Tensors column_mass(const Queries& queries, const std::vector<Source>& sources,
   if (!queries.q.is_cpu()) return column_mass_reference(queries, sources, lse, options);
   const AttentionCall call = without_dropout(queries, sources, options);
   const AttentionSizes sizes = check_all(call, lse);
-  Tensors mass = transposed_weights_times(
-      call, sizes, lse, torch::ones({1, 1, 1, 1}, queries.q.options()), {});
-  for (Tensor& one : mass) one = one.squeeze(3).to(lse.scalar_type());
+  Tensors mass = transposed_weights_times(call, sizes, lse,
+                                          torch::ones({1, 1, 1, 1}, lse.options()), {});
+  for (Tensor& one : mass) one = one.squeeze(3);
   return mass;
 }
 
@@ -151,7 +153,7 @@ Tensors row_weights_reference(const Queries& queries,
   const Tensor chosen = torch::tensor(rows, torch::kLong).to(queries.q.device());
   Tensors weights;
   for (const Tensor& all : all_weights(call, lse))
-    weights.push_back(all.index_select(2, chosen).to(lse.scalar_type()));
+    weights.push_back(all.index_select(2, chosen));
   return weights;
 }
 
@@ -162,8 +164,7 @@ Tensors column_mass_reference(const Queries& queries,
   const AttentionCall call = without_dropout(queries, sources, options);
   check_all(call, lse);
   Tensors mass;
-  for (const Tensor& all : all_weights(call, lse))
-    mass.push_back(all.to(lse.scalar_type()).sum(2));
+  for (const Tensor& all : all_weights(call, lse)) mass.push_back(all.sum(2));
   return mass;
 }
 

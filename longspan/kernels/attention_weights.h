@@ -9,8 +9,8 @@
 
 namespace longspan {
 
-// For each source [B, H, n, M]: the weights of rows rows[0] .. rows[n - 1] of q. With an
-// lse over more keys than those of `sources` the weights are shares of all of them.
+// For each source [B, H, n, M]: the weights of rows rows[0] .. rows[n - 1] of q. With
+// an lse over more keys than those of `sources` the weights are shares of all of them.
 std::vector<torch::Tensor> row_weights(const Queries& queries,
                                        const std::vector<Source>& sources,
                                        const torch::Tensor& lse,

@@ -30,16 +30,23 @@ int64_t visited_pairs(const Source& source, const AttentionSizes& sizes) {
   return pairs;
 }
 
-// What a backward pass knows besides the tensors that autograd keeps.
+// The tensors of a call, all of which autograd keeps: it notices when one is changed.
+std::vector<Tensor*> tensors_of(AttentionCall& call) {
+  std::vector<Tensor*> all = call.learned();
+  for (Tensor* tensor : call.integers()) all.push_back(tensor);
+  return all;
+}
+
+// A call without its tensors.
 struct KeptCall : torch::CustomClassHolder {
   explicit KeptCall(AttentionCall given) : call(std::move(given)) {
-    for (Tensor* tensor : call.learned()) *tensor = torch::empty({0});
+    for (Tensor* tensor : tensors_of(call)) *tensor = torch::empty({0});
   }
 
-  AttentionCall with(const variable_list& learned) const {
+  AttentionCall with(const variable_list& tensors) const {
     AttentionCall whole = call;
-    const std::vector<Tensor*> places = whole.learned();
-    for (size_t i = 0; i < places.size(); ++i) *places[i] = learned[i];
+    const std::vector<Tensor*> places = tensors_of(whole);
+    for (size_t i = 0; i < places.size(); ++i) *places[i] = tensors[i];
     return whole;
   }
 
@@ -49,11 +56,12 @@ struct KeptCall : torch::CustomClassHolder {
 class BlockAttentionFunction
     : public torch::autograd::Function<BlockAttentionFunction> {
  public:
-  // `learned` are those of `call`.
-  static variable_list forward(AutogradContext* context, const AttentionCall& call,
-                               at::TensorList learned) {
+  // Autograd sees the learned tensors of the call in the list after it.
+  static variable_list forward(AutogradContext* context, AttentionCall call,
+                               at::TensorList) {
     const Attended result = fused_attention(call);
-    variable_list kept = learned.vec();
+    variable_list kept;
+    for (const Tensor* tensor : tensors_of(call)) kept.push_back(*tensor);
     kept.push_back(result.out);
     kept.push_back(result.lse);
     context->save_for_backward(kept);
@@ -66,14 +74,13 @@ class BlockAttentionFunction
     require(!torch::GradMode::is_enabled(),
             "block attention: it has no second derivatives; "
             "block_attention_reference() has");
-    variable_list kept = context->get_saved_variables();
+    const variable_list kept = context->get_saved_variables();
     const Attended result{kept[kept.size() - 2], kept[kept.size() - 1]};
-    kept.resize(kept.size() - 2);
-    std::vector<bool> wanted;
-    for (size_t i = 0; i < kept.size(); ++i)
-      wanted.push_back(context->needs_input_grad(i));
     const auto capsule = context->saved_data["call"].toCapsule();
-    const AttentionCall call = static_cast<const KeptCall&>(*capsule).with(kept);
+    AttentionCall call = static_cast<const KeptCall&>(*capsule).with(kept);
+    std::vector<bool> wanted;
+    for (size_t i = 0; i < call.learned().size(); ++i)
+      wanted.push_back(context->needs_input_grad(i));
     variable_list gradients =
         fused_attention_gradient(call, result, {slopes[0], slopes[1]}, wanted);
     gradients.insert(gradients.begin(), Tensor());  // of the call itself

@@ -106,7 +106,8 @@ Bias gathered(const Bias& bias, const Tensor& query_rows, const Tensor& key_rows
 
 // 0 or 1 / (1 - p) for every pair [B, H, S, T]; rows are those of q and of k.
 Tensor dropout_factors(const Dropout& dropout, const Tensor& query_rows,
-                       const Tensor& key_rows, int64_t source, const AttentionSizes& sizes) {
+                       const Tensor& key_rows, int64_t source,
+                       const AttentionSizes& sizes) {
   const auto options = query_rows.options();
   const auto stream = torch::arange(sizes.examples * sizes.heads, options)
                           .view({sizes.examples, sizes.heads, 1, 1});

@@ -83,8 +83,8 @@ struct Visits {
     counts.clear();
     for (const Source& source : call.sources) {
       const auto before = static_cast<int64_t>(all.size());
-      append_visits(source, piece.example, piece.head, piece.tile, 0,
-                    key_tiles(source), all);
+      append_visits(source, piece.example, piece.head, piece.tile, 0, key_tiles(source),
+                    all);
       counts.push_back(static_cast<int64_t>(all.size()) - before);
     }
     if (piece.part < 0) return;
@@ -101,12 +101,14 @@ struct Visits {
 
 void run(const cpu::AttendTask<float>& task) {
   using Attend = void(const cpu::AttendTask<float>&);
-  cpu::pick<Attend>(cpu::portable::attend, cpu::avx2::attend, cpu::avx512::attend)(task);
+  cpu::pick<Attend>(cpu::portable::attend, cpu::avx2::attend,
+                    cpu::avx512::attend)(task);
 }
 
 void run(const cpu::AttendTask<double>& task) {
   using Attend = void(const cpu::AttendTask<double>&);
-  cpu::pick<Attend>(cpu::portable::attend, cpu::avx2::attend, cpu::avx512::attend)(task);
+  cpu::pick<Attend>(cpu::portable::attend, cpu::avx2::attend,
+                    cpu::avx512::attend)(task);
 }
 
 void run(const cpu::AttendTask<float, uint16_t>& task) {
@@ -135,16 +137,18 @@ void merge_parts(const Number* outs, const Number* lses, int64_t parts, int64_t 
   Number most = kNothing;
   for (int64_t part = 0; part < parts; ++part)
     most = std::max(most, lses[part * kTile + lane]);
+  const Number shift = most == kNothing ? 0 : most;
   std::vector<Number> total(width, 0);
   Number sum = 0;
-  for (int64_t part = 0; part < parts && most > kNothing; ++part) {
-    const Number weight = std::exp(lses[part * kTile + lane] - most);
+  for (int64_t part = 0; part < parts; ++part) {
+    const Number weight = std::exp(lses[part * kTile + lane] - shift);
     sum += weight;
     const Number* const from = outs + (part * kTile + lane) * width;
     for (int64_t x = 0; x < width; ++x) total[x] += weight * from[x];
   }
-  for (int64_t x = 0; x < width; ++x) assign(out[x], sum > 0 ? total[x] / sum : 0);
-  *lse = sum > 0 ? most + std::log(sum) : kNothing;
+  // Not "more than 0": what is not a number must stay so.
+  for (int64_t x = 0; x < width; ++x) assign(out[x], sum == 0 ? 0 : total[x] / sum);
+  *lse = sum == 0 ? kNothing : shift + std::log(sum);
 }
 
 template <class Number, class Stored>

@@ -5,6 +5,7 @@
 
 #include "longspan/base/error.h"
 #include "longspan/base/shapes.h"
+#include "longspan/kernels/heads.h"
 
 namespace longspan {
 namespace {
@@ -15,11 +16,11 @@ constexpr int64_t kTile = Layout::kTile;
 // Differences of two positions, less the first distance of a table, stay in 32 bits.
 constexpr int64_t kFarthest = int64_t{1} << 29;
 
-// What integers must be within; others are refused or, where `bounded`, cut.
+// What integers must be within; those beyond an end are refused, or cut to it.
 struct Limits {
   int64_t least = std::numeric_limits<int32_t>::min();
   int64_t most = std::numeric_limits<int32_t>::max();
-  bool bounded = false;
+  bool cut_least = false, cut_most = false;
 };
 
 // As int32, of the same shape; [n] as [1, 1, n].
@@ -31,9 +32,10 @@ Tensor as_int32(const Tensor& tensor, const char* name, const Limits& limits) {
   int32_t* const target = result.data_ptr<int32_t>();
   for (int64_t i = 0; i < from.numel(); ++i) {
     const int64_t value = std::clamp(source[i], limits.least, limits.most);
-    require(limits.bounded || value == source[i], "block attention: ", name,
-            " must be between ", limits.least, " and ", limits.most, ", got ",
-            source[i]);
+    require(value == source[i] ||
+                (value == limits.least ? limits.cut_least : limits.cut_most),
+            "block attention: ", name, " must be between ", limits.least, " and ",
+            limits.most, ", got ", source[i]);
     target[i] = static_cast<int32_t>(value);
   }
   return tensor.dim() == 1 ? result.view({1, 1, -1}) : result;
@@ -41,10 +43,7 @@ Tensor as_int32(const Tensor& tensor, const char* name, const Limits& limits) {
 
 // Places whose rows are negative are empty; the others must name a row.
 Tensor rows_of(const Tensor& rows, const char* name, int64_t count) {
-  const Tensor result =
-      as_int32(rows, name,
-               {.least = std::numeric_limits<int64_t>::min(), .most = count - 1});
-  return result.defined() ? result.clamp_min(-1) : result;
+  return as_int32(rows, name, {.least = -1, .most = count - 1, .cut_least = true});
 }
 
 // A row of q in two places would be written twice.
@@ -69,12 +68,13 @@ template <class Number>
 Tensor by_head(const Tensor& tensor, bool has_rows) {
   if (!tensor.defined()) return tensor;
   const Tensor numbers = tensor.to(torch::CppTypeToScalarType<Number>::value);
-  if (!has_rows)
-    return numbers.reshape({1, tensor.size(0), 1, -1}).contiguous();
+  int64_t entries = 1;
+  for (const int64_t size : tensor.sizes().slice(1)) entries *= size;
+  if (!has_rows) return numbers.reshape({1, tensor.size(0), 1, entries}).contiguous();
   const int64_t width = tensor.size(-1);
   const int64_t padding = (cpu::kPadding - width % cpu::kPadding) % cpu::kPadding;
   return torch::constant_pad_nd(
-             numbers.reshape({1, tensor.size(0), -1, width}).contiguous(), {0, padding})
+             numbers.reshape({1, tensor.size(0), entries / width, width}), {0, padding})
       .contiguous();
 }
 
@@ -82,14 +82,15 @@ template <class Number>
 Tensor numbers_of(const Tensor& tensor) {
   if (!tensor.defined()) return tensor;
   const Tensor four = tensor.dim() == 3 ? tensor.unsqueeze(2) : tensor;
-  return with_dense_rows(four.to(torch::CppTypeToScalarType<Number>::value));
+  return unit_stride(four, torch::CppTypeToScalarType<Number>::value);
 }
 
 template <class Stored>
 Tensor stored_as(const Tensor& tensor) {
-  if constexpr (std::is_same_v<Stored, uint16_t>) return with_dense_rows(tensor);
+  if constexpr (std::is_same_v<Stored, uint16_t>)
+    return unit_stride(tensor, torch::kBFloat16);
   else
-    return with_dense_rows(tensor.to(torch::CppTypeToScalarType<Stored>::value));
+    return unit_stride(tensor, torch::CppTypeToScalarType<Stored>::value);
 }
 
 int32_t small(int64_t value, const char* name) {
@@ -99,10 +100,6 @@ int32_t small(int64_t value, const char* name) {
 }
 
 }  // namespace
-
-Tensor with_dense_rows(const Tensor& tensor) {
-  return tensor.stride(-1) == 1 || tensor.size(-1) <= 1 ? tensor : tensor.contiguous();
-}
 
 template <class Number>
 HeadRows<Number>::HeadRows(const Tensor& tensor, int64_t heads) : tensor_(tensor) {
@@ -121,24 +118,24 @@ HeadViews<Number, Stored>::HeadViews(const AttentionCall& call,
     : call_(call), heads_(sizes.heads) {
   const int64_t heads = sizes.heads;
   const Limits positions{.least = -kFarthest, .most = kFarthest};
-  const Limits ends{.bounded = true};
+  const Limits ends{.cut_least = true, .cut_most = true};
   const Tensor query_rows =
       rows_of(call.queries.rows, "rows of queries", sizes.queries);
   check_once(query_rows, sizes.queries);
   q_ = {stored_as<Stored>(call.queries.q), heads};
   rows_ = {query_rows, heads};
-  positions_ = {
-      as_int32(call.queries.positions, "positions of queries", positions), heads};
+  positions_ = {as_int32(call.queries.positions, "positions of queries", positions),
+                heads};
   small(call.queries.first, "the first position");
   buckets_ = {as_int32(call.queries.buckets, "buckets of queries", {}), heads};
   for (const Source& source : call.sources) {
     const Bias& bias = source.bias;
     small(bias.first, "first of a bias");
     small(bias.first_column, "first_column of a bias");
+    small(bias.width, "width of a bias");
     const Tensor& table = bias.table.defined() ? bias.table : bias.vectors;
     int64_t entries = 1;
-    if (table.defined())
-      entries = table.size(1) * (bias.width > 0 ? table.size(2) : 1);
+    if (table.defined()) entries = table.size(1) * (bias.width > 0 ? table.size(2) : 1);
     sources_.push_back(
         {.k = {stored_as<Stored>(source.k), heads},
          .v = {stored_as<Stored>(source.v), heads},
@@ -224,9 +221,7 @@ int64_t key_places(const Source& source) {
   return source.rows.defined() ? source.rows.size(-1) : source.k.size(2);
 }
 
-int64_t key_tiles(const Source& source) {
-  return (key_places(source) + kTile - 1) / kTile;
-}
+int64_t key_tiles(const Source& source) { return parts_of(key_places(source), kTile); }
 
 void append_visits(const Source& source, int64_t example, int64_t head,
                    int64_t query_tile, int64_t first, int64_t end,

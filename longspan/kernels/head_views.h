@@ -22,8 +22,6 @@ class HeadRows {
                  : nullptr;
   }
   int64_t stride() const { return row_stride_; }
-  int64_t head(int64_t head) const { return head / group_; }
-  bool shared_by_examples() const { return example_stride_ == 0; }
 
  private:
   torch::Tensor tensor_;
@@ -61,16 +59,13 @@ class HeadViews {
 
 // The tiles of keys first .. end - 1 of a source that a tile of queries visits,
 // appended.
-void append_visits(const Source& source, int64_t example,
-                   int64_t head, int64_t query_tile, int64_t first, int64_t end,
+void append_visits(const Source& source, int64_t example, int64_t head,
+                   int64_t query_tile, int64_t first, int64_t end,
                    std::vector<cpu::Visit>& visits);
 
 // The tiles of all keys of a source.
 int64_t key_tiles(const Source& source);
 
 int64_t key_places(const Source& source);
-
-// A tensor with a dense last axis: itself, or a copy.
-torch::Tensor with_dense_rows(const torch::Tensor& tensor);
 
 }  // namespace longspan

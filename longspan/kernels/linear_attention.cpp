@@ -1,5 +1,7 @@
 #include "longspan/kernels/linear_attention.h"
 
+#include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -8,6 +10,7 @@
 #include "longspan/base/flops.h"
 #include "longspan/base/shapes.h"
 #include "longspan/kernels/linear_attention_cpu.h"
+#include "longspan/kernels/rows.h"
 
 namespace longspan {
 namespace {
@@ -41,6 +44,29 @@ void check_per_key(const char* name, const Tensor& tensor, const LinearInputs& i
       "], got ", shape(tensor));
   check_floating(name, tensor);
   check_device(name, tensor, inputs.q);
+}
+
+// One of `log_decay` that is none, 0 where all are.
+double not_a_log_decay(const Tensor& log_decay) {
+  const auto is_one = [](double x) { return std::isfinite(x) && x <= 0; };
+  if (log_decay.numel() == 0 || log_decay.is_meta()) return 0;
+  const Tensor all = log_decay.detach().to(torch::kDouble);
+  if (!log_decay.is_cpu()) {
+    const double least = all.min().item<double>();
+    return is_one(least) ? std::max(0.0, all.max().item<double>()) : least;
+  }
+  const Tensor dense = all.contiguous();
+  const double* const from = dense.data_ptr<double>();
+  const double* const end = from + dense.numel();
+  const double* const found = std::find_if_not(from, end, is_one);
+  return found == end ? 0 : *found;
+}
+
+void check_log_decay(const LinearInputs& inputs) {
+  check_per_key("log_decay", inputs.log_decay, inputs);
+  const double found = not_a_log_decay(inputs.log_decay);
+  require(found == 0, "linear attention: log_decay must be finite and at most 0, got ",
+          found);
 }
 
 void check_state(const LinearInputs& inputs, bool log_features) {
@@ -89,7 +115,7 @@ void check(const LinearInputs& inputs, const LinearAttention& options) {
           " and ", k.size(2));
   require(options.causal || !log_decay.defined(),
           "linear attention: log_decay is for causal only, got ", shape(log_decay));
-  if (log_decay.defined()) check_per_key("log_decay", log_decay, inputs);
+  if (log_decay.defined()) check_log_decay(inputs);
   if (weights.defined()) check_per_key("weights", weights, inputs);
   check_state(inputs, options.log_features);
   const bool uses_epsilon = options.normaliser == Normaliser::plus ||
@@ -97,12 +123,6 @@ void check(const LinearInputs& inputs, const LinearAttention& options) {
   require(!uses_epsilon || options.epsilon > 0,
           "linear attention: epsilon must be more than 0, got ", options.epsilon);
 }
-
-// Custom functions of LibTorch take no undefined tensors.
-Tensor some(const Tensor& tensor, const Tensor& like) {
-  return tensor.defined() ? tensor : torch::empty({0}, like.options());
-}
-Tensor none(const Tensor& tensor) { return tensor.dim() == 1 ? Tensor() : tensor; }
 
 class LinearAttentionFunction
     : public torch::autograd::Function<LinearAttentionFunction> {
@@ -116,10 +136,10 @@ class LinearAttentionFunction
     const LinearInputs inputs = inputs_of({q, k, v, log_decay, weights, sums, max});
     const auto [attended, kept] =
         linear_attention_cpu(inputs, options, /*differentiable=*/true);
-    const Tensor last_max = some(attended.state.max, q);
+    const Tensor last_max = or_none(attended.state.max);
     context->save_for_backward({q, k, v, log_decay, weights, sums, max, kept.out,
-                                kept.den, some(kept.scale, q), kept.sums,
-                                some(kept.peaks, q), last_max});
+                                kept.den, or_none(kept.scale), kept.sums,
+                                or_none(kept.peaks), last_max});
     context->saved_data["causal"] = options.causal;
     context->saved_data["log_features"] = options.log_features;
     context->saved_data["normaliser"] = static_cast<int64_t>(options.normaliser);
@@ -142,9 +162,9 @@ class LinearAttentionFunction
         .epsilon = data["epsilon"].toDouble()};
     const LinearKept kept{.out = saved[7],
                           .den = saved[8],
-                          .scale = none(saved[9]),
+                          .scale = unless_none(saved[9]),
                           .sums = saved[10],
-                          .peaks = none(saved[11])};
+                          .peaks = unless_none(saved[11])};
     const LinearWanted wanted{.q = context->needs_input_grad(0),
                               .k = context->needs_input_grad(1),
                               .v = context->needs_input_grad(2),
@@ -152,7 +172,7 @@ class LinearAttentionFunction
                               .weights = context->needs_input_grad(4),
                               .sums = context->needs_input_grad(5)};
     const auto result = linear_attention_gradient_cpu(
-        inputs_of(saved), options, kept, none(saved[12]),
+        inputs_of(saved), options, kept, unless_none(saved[12]),
         {.out = slopes[0], .lse = slopes[1], .sums = slopes[2]}, wanted);
     return {result.q,       result.k,    result.v, result.log_decay,
             result.weights, result.sums, Tensor(), Tensor()};
@@ -163,9 +183,9 @@ class LinearAttentionFunction
     return {.q = all[0],
             .k = all[1],
             .v = all[2],
-            .log_decay = none(all[3]),
-            .weights = none(all[4]),
-            .state = {.sums = none(all[5]), .max = none(all[6])}};
+            .log_decay = unless_none(all[3]),
+            .weights = unless_none(all[4]),
+            .state = {.sums = unless_none(all[5]), .max = unless_none(all[6])}};
   }
 };
 
@@ -196,11 +216,11 @@ LinearAttended linear_attention(const LinearInputs& inputs,
   if (!needs_gradients(inputs))
     return linear_attention_cpu(inputs, options, /*differentiable=*/false).attended;
   const auto result =
-      LinearAttentionFunction::apply(q, k, v, some(log_decay, q), some(weights, q),
-                                     some(state.sums, q), some(state.max, q), options);
+      LinearAttentionFunction::apply(q, k, v, or_none(log_decay), or_none(weights),
+                                     or_none(state.sums), or_none(state.max), options);
   return {.out = result[0],
           .lse = result[1],
-          .state = {.sums = result[2], .max = none(result[3])}};
+          .state = {.sums = result[2], .max = unless_none(result[3])}};
 }
 
 }  // namespace longspan

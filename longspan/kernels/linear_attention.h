@@ -22,7 +22,9 @@ enum class Normaliser {
 // their logs, the sums are times exp(-max), so that nothing overflows.
 struct LinearState {
   torch::Tensor sums = {};  // [B, H, m, dv + 1]
-  torch::Tensor max = {};   // [B, H]: of the log features; undefined for plain features
+  // [B, H]: of the log features less the decays after them; undefined for plain
+  // features.
+  torch::Tensor max = {};
 };
 
 struct LinearInputs {

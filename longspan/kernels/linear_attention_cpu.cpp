@@ -58,8 +58,11 @@ LinearForward forward_as(const LinearInputs& inputs, const LinearAttention& opti
     kept.den = empty({examples, query_heads, queries});
     if (form.log_features) kept.scale = empty({examples, query_heads, queries});
   }
-  const int64_t pieces = parts_of(queries, cpu::kLinearPiece);
-  const States<Number> kept_states(heads, form.causal && differentiable ? pieces : 0);
+  const int64_t kept_count =
+      form.causal && differentiable ? parts_of(queries, cpu::kLinearPiece) : 0;
+  const States<Number> kept_states(
+      heads, empty({heads.all(), kept_count, form.features, form.values + 1}),
+      form.log_features ? empty({heads.all(), kept_count, form.features}) : Tensor());
 
   const Tensor first_max = inputs.state.max.defined()
                                ? inputs.state.max.to(heads.dtype).contiguous()
@@ -141,12 +144,16 @@ LinearForward forward_as(const LinearInputs& inputs, const LinearAttention& opti
 
   const int64_t last = form.causal ? segments.count - 1 : 0;
   for (int64_t head = 0; head < heads.all(); ++head) {
-    double max = 0;
+    Number max = 0;
     if (form.log_features) {
-      max = first_max.defined() ? first_max.data_ptr<Number>()[head] : kNever;
+      double left = first_max.defined() ? first_max.data_ptr<Number>()[head] : kNever;
       for (int64_t s = 0; s < segments.count; ++s)
-        max = std::max<double>(max, *largest_at(head, s));
-      attended.state.max.data_ptr<Number>()[head] = static_cast<Number>(max);
+        left = std::max<double>(
+            left +
+                decay_of(some_keys(heads.at(head), segments.first(s), segments.size)),
+            *largest_at(head, s));
+      max = static_cast<Number>(states.in_range(states.at(head, last), left));
+      attended.state.max.data_ptr<Number>()[head] = max;
     }
     states.store(states.at(head, last),
                  attended.state.sums.data_ptr<Number>() + head * heads.state_size(),

@@ -166,12 +166,13 @@ LinearState final_state(const Prepared& in, bool log_features) {
   LinearState after;
   Tensor features, kept;
   if (log_features) {
-    after.max = largest(k.flatten(2),
-                        state.max.defined() ? state.max.unsqueeze(-1) : state.max);
+    const Tensor logs = k + decay.end.unsqueeze(-1);
+    Tensor before;  // [B, H, 1]
+    if (state.max.defined()) before = state.max.unsqueeze(-1) + decay.through;
+    after.max = largest(logs.flatten(2), before.defined() ? before.detach() : before);
     const Tensor scale = finite_or_0(after.max).unsqueeze(-1);  // [B, H, 1]
-    features = (k + (decay.end - scale).unsqueeze(-1)).exp();
-    if (state.max.defined())
-      kept = (state.max.unsqueeze(-1) + decay.through - scale).exp();
+    features = (logs - scale.unsqueeze(-1)).exp();
+    if (before.defined()) kept = (before - scale).exp();
   } else {
     features = k * decay.end.exp().unsqueeze(-1);
     kept = decay.through.exp();

@@ -26,15 +26,11 @@ inline constexpr double kNever = -std::numeric_limits<double>::infinity();
 
 inline double finite_or_0(double x) { return x == kNever ? 0 : x; }
 
-inline int64_t parts_of(int64_t count, int64_t part) {
-  return (count + part - 1) / part;
-}
-
 inline constexpr int64_t kSegment = 2 * cpu::kLinearPiece;  // tokens
 
 // How the tokens of a head are shared out. Where there are few tasks, segments of them
-// are: their sums are found first, for all at once, then added up in order. That is
-// half as much work again, so with more tasks each goes through its tokens in one.
+// are: their sums are found first, for all at once, then added up in order. That is a
+// third as much work again, so with more tasks each goes through its tokens in one.
 // Never chosen by the number of threads.
 struct Segments {
   static constexpr int64_t kFewTasks = 4;
@@ -228,6 +224,14 @@ class States {
       for (int64_t i = 0; i < columns_; ++i)
         to.sums[f * columns_ + i] = static_cast<Number>(from[i] * factor);
     }
+  }
+
+  // `scale`, or more where sums times exp(-scale) would be huge: logs that decays have
+  // made huge are rounded.
+  double in_range(const LinearSums<Number>& from, double scale) const {
+    constexpr double kReach = 32;
+    return std::max<double>(
+        scale, *std::max_element(from.peaks, from.peaks + features_) - kReach);
   }
 
   // The contrary: sums times exp(-scale).

@@ -15,7 +15,11 @@ namespace longspan {
 // change a bit.
 inline constexpr int64_t kSliceRows = 64;
 
-inline int64_t slices_of(int64_t rows) { return (rows + kSliceRows - 1) / kSliceRows; }
+inline int64_t parts_of(int64_t count, int64_t part) {
+  return (count + part - 1) / part;
+}
+
+inline int64_t slices_of(int64_t rows) { return parts_of(rows, kSliceRows); }
 
 // work(slice, first row, number of rows) for every slice.
 template <class Work>
@@ -54,11 +58,19 @@ inline torch::Dtype inner_dtype(const torch::Tensor& x) {
   return x.scalar_type() == torch::kDouble ? torch::kDouble : torch::kFloat;
 }
 
-// `tensor` for the kernels; undefined where it is the empty stand-in for none: custom
-// functions of LibTorch take no undefined tensors.
+// Custom functions of LibTorch take no undefined tensors: one that stands in for them,
+// and what it stands for.
+inline torch::Tensor or_none(const torch::Tensor& tensor) {
+  return tensor.defined() ? tensor : torch::empty({0});
+}
+inline torch::Tensor unless_none(const torch::Tensor& tensor) {
+  return tensor.dim() == 1 && tensor.numel() == 0 ? torch::Tensor() : tensor;
+}
+
+// `tensor` for the kernels; undefined where it is none.
 inline torch::Tensor inner(const torch::Tensor& tensor, torch::Dtype dtype) {
-  return tensor.numel() == 0 && tensor.dim() == 1 ? torch::Tensor()
-                                                  : tensor.to(dtype).contiguous();
+  const torch::Tensor some = unless_none(tensor);
+  return some.defined() ? some.to(dtype).contiguous() : some;
 }
 
 }  // namespace longspan

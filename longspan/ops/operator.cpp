@@ -51,12 +51,8 @@ Tensor Arguments::tensor() {
 
 void define(torch::Library& library, const Operator& definition) {
   const std::string &name = definition.name, &arguments = definition.arguments;
-  const std::string backward = name + "_backward";
   const std::string schema = name + "(" + arguments + ") -> " + definition.results;
-  const std::string backward_schema =
-      backward + "(" + kSlopesSchema + arguments + ") -> Tensor[]";
   library.def(schema.c_str());
-  library.def(backward_schema.c_str());
 
   const auto implement = [&](const std::string& which, c10::DispatchKey key,
                              torch::CppFunction kernel) {
@@ -69,6 +65,16 @@ void define(torch::Library& library, const Operator& definition) {
   constexpr auto kAnyDevice = DispatchKey::CompositeExplicitAutograd;
   implement(name, kAnyDevice, boxed(std::make_unique<Run>(definition)));
   implement(name, DispatchKey::Meta, boxed(std::make_unique<RunShapes>(definition)));
+  if (definition.is_constant) {
+    implement(name, DispatchKey::Autograd,
+              torch::CppFunction::makeFromBoxedFunction<&call_below_autograd>());
+    return;
+  }
+
+  const std::string backward = name + "_backward";
+  const std::string backward_schema =
+      backward + "(" + kSlopesSchema + arguments + ") -> Tensor[]";
+  library.def(backward_schema.c_str());
   implement(name, DispatchKey::Autograd, autograd_kernel(definition));
   implement(backward, kAnyDevice, gradient_kernel(definition));
   implement(backward, DispatchKey::Meta, gradient_shapes_kernel());

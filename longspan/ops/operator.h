@@ -65,6 +65,7 @@ struct Operator {
   std::vector<torch::Tensor> (*gradient)(Arguments, const Slopes&) = nullptr;
 
   size_t constant_results = 0;  // the last so many have no gradient
+  bool is_constant = false;     // no result has one: there is no derivative
 };
 
 // Defines the operator, and NAME_backward, its derivative: an operator itself, so that

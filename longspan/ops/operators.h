@@ -7,6 +7,8 @@
 namespace longspan::ops {
 
 Operator block_attention_operator();
+Operator row_weights_operator();
+Operator column_mass_operator();
 Operator linear_attention_operator();
 Operator merge_operator();
 Operator pool_spans_operator();

@@ -199,8 +199,11 @@ TEST_P(Activations, HaveTheirLimits) {
 }
 
 TEST_P(Activations, AgreeOnWhatIsNoNumber) {
-  const Tensor x = torch::tensor({INFINITY, -INFINITY, NAN, -0.0f, 0.0f, -1e4f, 1e4f});
+  const Tensor x = torch::tensor({-INFINITY, NAN, -0.0f, 0.0f, -1e4f, 1e4f});
   for (const auto activation : kAll) {
+    // LibTorch 2 makes it NaN.
+    const Tensor largest = activate(torch::tensor({INFINITY}), {}, activation);
+    EXPECT_EQ(largest.item<float>(), INFINITY) << name_of(activation);
     const auto got = activate(x, {}, activation);
     const auto expected = activate_reference(x, {}, activation);
     EXPECT_TRUE(torch::allclose(got, expected, 0, 0, /*equal_nan=*/true))

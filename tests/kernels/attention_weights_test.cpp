@@ -37,8 +37,8 @@ Seen seen_by(torch::Dtype dtype, bool rows_by_index = false) {
 TEST(AttentionWeights, OfRowsGiveTheOutput) {
   for (const bool by_index : {false, true}) {
     const Seen seen = seen_by(torch::kDouble, by_index);
-    const std::vector<int64_t> rows = {0, 3, 63, 64, 149, 3, 80, 81, 82, 83,
-                                       84, 85, 86, 87, 88, 89, 90, 91};
+    const std::vector<int64_t> rows = {0,  3,  63, 64, 149, 3,  80, 81, 82,
+                                       83, 84, 85, 86, 87,  88, 89, 90, 91};
     const auto weights = row_weights(seen.queries, seen.sources, seen.result.lse, rows);
     Tensor out;
     for (size_t s = 0; s < weights.size(); ++s) {
@@ -80,9 +80,16 @@ TEST(AttentionWeights, OfAllKeysAddUpToTheQueriesThatSeeSome) {
 TEST(AttentionWeights, AreSharesOfAllThatTheLseIsOf) {
   const Seen seen = seen_by(torch::kDouble);
   const auto all = column_mass(seen.queries, seen.sources, seen.result.lse);
-  const auto alone =
-      column_mass(seen.queries, {seen.sources[1]}, seen.result.lse);
+  const auto alone = column_mass(seen.queries, {seen.sources[1]}, seen.result.lse);
   EXPECT_TRUE(close(alone[0], all[1]));
+}
+
+TEST(AttentionWeights, OfLowPrecisionAreInFloat) {
+  const Seen seen = seen_by(torch::kBFloat16);
+  const auto mass = column_mass(seen.queries, seen.sources, seen.result.lse);
+  EXPECT_EQ(mass[0].scalar_type(), torch::kFloat);
+  const Tensor total = mass[0].sum(2) + mass[1].sum(2);
+  EXPECT_TRUE(close(total, torch::full_like(total, 150), 1e-4));
 }
 
 TEST(AttentionWeights, OfRowsThatSeeNothingAre0) {
@@ -102,8 +109,9 @@ TEST(AttentionWeights, RefuseWhatDoesNotFit) {
               row_weights(seen.queries, seen.sources, seen.result.lse, {0, 150});
             }),
             "attention weights: rows must be between 0 and 149, got 150");
-  EXPECT_EQ(refusal([&] { column_mass(seen.queries, seen.sources, torch::zeros({3})); }),
-            "attention weights: lse must be [2, 4, 150], got [3]");
+  EXPECT_EQ(
+      refusal([&] { column_mass(seen.queries, seen.sources, torch::zeros({3})); }),
+      "attention weights: lse must be [2, 4, 150], got [3]");
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "longspan/base/memory.h"
 #include "longspan/base/threads.h"
 #include "tests/kernels/attention_call.h"
 #include "tests/support/tensors.h"
@@ -993,6 +994,72 @@ std::string said(const Spoil& spoil) {
   return fused;
 }
 
+TEST(BlockAttention, NeedsLittleMemoryBesideItsTensors) {
+  constexpr int64_t kTokens = 8192, kHeads = 2, kWidth = 32;
+  const Tensors qkv =
+      testing::random_tensors(3, {1, kHeads, kTokens, kWidth}, torch::kFloat);
+  for (const Tensor& tensor : qkv) tensor.requires_grad_();
+  const Layout layout(kTokens, kTokens,
+                      any_of({window_of_keys(128, 128), block_of_keys(512)}));
+  const Tensor slope = torch::ones_like(qkv[0]);
+  const UseThreads two(2);
+  const PeakBytes peak(torch::kCPU);
+  const Tensor out =
+      block_attention({.q = qkv[0]}, {{.k = qkv[1], .v = qkv[2], .layout = layout}})
+          .out;
+  const auto gradients = torch::autograd::grad({out}, qkv, {slope});
+  const int64_t results = 4 * out.numel() * 4;  // out and three gradients
+  EXPECT_GE(peak.newly(), results);
+  EXPECT_LT(peak.newly() - results, 2 << 20);
+}
+
+TEST(BlockAttention, KeepsWhatIsNoNumberInRowsComputedInParts) {
+  Tensors qkv = {torch::randn({1, 1, 1, 4}), torch::randn({1, 1, 8192, 4}),
+                 torch::randn({1, 1, 8192, 4})};
+  const auto attended = [&] {
+    return block_attention({.q = qkv[0]}, {{.k = qkv[1], .v = qkv[2]}});
+  };
+  EXPECT_TRUE(
+      close(attended().out,
+            block_attention_reference({.q = qkv[0]}, {{.k = qkv[1], .v = qkv[2]}}).out,
+            1e-5));
+  qkv[1][0][0][5000][0] = NAN;
+  EXPECT_TRUE(attended().out.isnan().all().item<bool>());
+  EXPECT_TRUE(attended().lse.isnan().all().item<bool>());
+}
+
+TEST(BlockAttention, NoticesIntegersThatChangeBeforeTheBackwardPass) {
+  Tensors qkv = testing::random_tensors(3, {1, 1, 5, 4});
+  for (Tensor& tensor : qkv) tensor.requires_grad_();
+  Source source{.k = qkv[1], .v = qkv[2]};
+  source.to = torch::full({5}, 5, torch::kLong);
+  const Tensor out = block_attention({.q = qkv[0]}, {source}).out;
+  source.to.fill_(2);
+  EXPECT_THROW(out.sum().backward(), c10::Error);
+}
+
+TEST(BlockAttention, TakesAnyNegativeRowForAnEmptyPlace) {
+  const Tensors qkv = testing::random_tensors(3, {1, 1, 5, 4});
+  const auto with_rows = [&](int64_t empty) {
+    Source source{.k = qkv[1], .v = qkv[2]};
+    source.rows = torch::tensor({int64_t{3}, empty, int64_t{1}}, torch::kLong);
+    return block_attention({.q = qkv[0]}, {source}).out;
+  };
+  EXPECT_TRUE(with_rows(-(int64_t{1} << 32) + 2).equal(with_rows(-1)));
+}
+
+TEST(BlockAttention, RefusesSecondDerivatives) {
+  Tensors qkv = testing::random_tensors(3, {1, 1, 5, 4});
+  for (Tensor& tensor : qkv) tensor.requires_grad_();
+  const Tensor out = block_attention({.q = qkv[0]}, {{.k = qkv[1], .v = qkv[2]}}).out;
+  EXPECT_EQ(refusal([&] {
+              torch::autograd::grad({out.sum()}, {qkv[0]}, {}, /*retain_graph=*/true,
+                                    /*create_graph=*/true);
+            }),
+            "block attention: it has no second derivatives; "
+            "block_attention_reference() has");
+}
+
 TEST(BlockAttention, RefusesQueriesAndOptionsThatDoNotFit) {
   EXPECT_EQ(said([](Call&) {}), "accepted");
   const std::string q =
@@ -1118,6 +1185,30 @@ TEST(BlockAttention, RefusesSourcesThatDoNotFit) {
             who +
                 "the layout must choose for 1 or 2 examples and 1 or 4 heads, got 3 "
                 "and 1");
+}
+
+TEST(BlockAttention, RefusesWhatIsBeyond32Bits) {
+  const Tensors qkv = testing::random_tensors(3, {1, 1, 5, 4});
+  const auto with_source = [&](const std::function<void(Source&)>& change) {
+    Source source{.k = qkv[1], .v = qkv[2]};
+    change(source);
+    return refusal([&] { block_attention({.q = qkv[0]}, {source}); });
+  };
+  EXPECT_EQ(with_source([](Source& source) {
+              source.buckets = torch::full({5}, int64_t{1} << 40, torch::kLong);
+            }),
+            "block attention: buckets of keys must be between -2147483648 and "
+            "2147483647, got 1099511627776");
+  EXPECT_EQ(with_source([](Source& source) {
+              source.bias.table = torch::zeros({1, 2, 2}, torch::kDouble);
+              source.bias.width = int64_t{1} << 32;
+            }),
+            "block attention: width of a bias must be between -2^29 and 2^29, got "
+            "4294967296");
+  EXPECT_EQ(with_source([](Source& source) {
+              source.rows = torch::tensor({0, 5}, torch::kLong);
+            }),
+            "block attention: rows of keys must be between -1 and 4, got 5");
 }
 
 TEST(BlockAttention, RefusesBiasesThatDoNotFit) {

@@ -263,7 +263,7 @@ TEST(LinearAttention, GoesOnFromAStateAsIfNothingHappened) {
       EXPECT_TRUE(close(torch::cat({first.lse, second.lse}, 2), whole.lse));
       EXPECT_TRUE(close(second.state.sums, whole.state.sums));
       if (c.options.log_features) {
-        EXPECT_TRUE(torch::equal(second.state.max, whole.state.max));
+        EXPECT_TRUE(close(second.state.max, whole.state.max));
       }
       const auto got = torch::autograd::grad({out}, at, {slope});
       for (size_t i = 0; i < at.size(); ++i) EXPECT_TRUE(close(got[i], slopes[i]));
@@ -316,6 +316,7 @@ TEST(LinearAttention, DoesNotLookAheadByABit) {
         for (const Tensor* tensor :
              {&inputs.q, &inputs.k, &inputs.v, &inputs.log_decay, &inputs.weights})
           if (tensor->defined()) change(tensor->slice(2, kSeen));
+        if (c.decay) inputs.log_decay.clamp_max_(0);
         const auto after = linear_attention(inputs, c.options);
         EXPECT_TRUE(
             torch::equal(before.out.slice(2, 0, kSeen), after.out.slice(2, 0, kSeen)));
@@ -375,7 +376,8 @@ TEST(LinearAttention, LaterHugeKeysLeaveEarlierRowsAlone) {
     second = to(second, torch::kFloat);
     second.state = huge.state;
     const auto then = linear_attention(second, c.options);
-    EXPECT_TRUE(torch::equal(then.state.max, huge.state.max));
+    const Tensor left = c.decay ? second.log_decay.sum(2) : torch::zeros({kB, kH});
+    EXPECT_TRUE(close(then.state.max, huge.state.max + left, 1e-6));
     EXPECT_TRUE(all_finite(then.out));
     EXPECT_TRUE((then.lse > 250).all().item<bool>());
   }
@@ -955,6 +957,101 @@ TEST(LinearAttention, IsTheReferenceInDouble) {
     }
 }
 
+TEST(LinearAttention, DoesNotLookAheadByABitOverManyTokens) {
+  constexpr int64_t kMany = 1100;
+  for (const auto& c : full_cases()) {
+    if (!c.options.causal) continue;
+    const Sizes sizes{
+        .examples = 1, .heads = 1, .key_heads = 1, .queries = kMany, .keys = kMany};
+    for (const int64_t seen : {5, 16, 300, 512, 1099}) {
+      const auto inputs = to(random_inputs(c, sizes), torch::kFloat);
+      const auto before = linear_attention(inputs, c.options);
+      for (const Tensor* tensor :
+           {&inputs.q, &inputs.k, &inputs.v, &inputs.log_decay, &inputs.weights})
+        tensor->slice(2, seen).mul_(9);
+      const auto after = linear_attention(inputs, c.options);
+      EXPECT_TRUE(
+          torch::equal(before.out.slice(2, 0, seen), after.out.slice(2, 0, seen)));
+      EXPECT_TRUE(
+          torch::equal(before.lse.slice(2, 0, seen), after.lse.slice(2, 0, seen)));
+    }
+  }
+}
+
+TEST(LinearAttention, GoesOnFromAStateAfterManyTokens) {
+  constexpr int64_t kMany = 600;
+  for (const auto& c : full_cases()) {
+    if (!c.options.causal) continue;
+    for (const int64_t heads : {1, 4}) {
+      const auto inputs = random_inputs(c, {.examples = 1,
+                                            .heads = heads,
+                                            .key_heads = 1,
+                                            .queries = kMany,
+                                            .keys = kMany});
+      const auto whole = linear_attention(inputs, c.options);
+      for (const int64_t split : {1, 100, 256, 599}) {
+        const auto first = linear_attention(tokens(inputs, 0, split), c.options);
+        auto rest = tokens(inputs, split, kMany);
+        rest.state = first.state;
+        const auto second = linear_attention(rest, c.options);
+        EXPECT_TRUE(close(torch::cat({first.out, second.out}, 2), whole.out));
+        EXPECT_TRUE(close(torch::cat({first.lse, second.lse}, 2), whole.lse));
+        EXPECT_TRUE(close(second.state.sums, whole.state.sums));
+      }
+    }
+  }
+}
+
+TEST(LinearAttention, AStateForgetsAHugeKeyThatDecayed) {
+  constexpr int64_t kMany = 400;
+  const LinearAttention options{.causal = true, .log_features = true};
+  LinearInputs inputs{.q = torch::randn({1, 2, kMany, 3}, torch::kDouble),
+                      .k = torch::randn({1, 2, kMany, 3}, torch::kDouble),
+                      .v = torch::randn({1, 2, kMany, 4}, torch::kDouble),
+                      .log_decay = torch::full({1, 1, kMany}, -1.0, torch::kDouble),
+                      .weights = {},
+                      .state = {}};
+  inputs.k.select(2, 0).fill_(120);
+  for (const auto& function : {linear_attention, linear_attention_reference})
+    for (const auto& [dtype, tolerance] :
+         {std::pair(torch::kDouble, 1e-9), std::pair(torch::kFloat, 2e-5)})
+      for (const int64_t split : {1, 16, 130, 200, 399}) {
+        const auto given = to(inputs, dtype);
+        const auto whole = function(given, options);
+        const auto first = function(tokens(given, 0, split), options);
+        auto rest = tokens(given, split, kMany);
+        rest.state = first.state;
+        const auto second = function(rest, options);
+        EXPECT_TRUE(close(torch::cat({first.out, second.out}, 2), whole.out, tolerance))
+            << split;
+        EXPECT_TRUE(close(torch::cat({first.lse, second.lse}, 2), whole.lse, tolerance))
+            << split;
+        EXPECT_TRUE(close(plain_sums(second.state), plain_sums(whole.state), tolerance))
+            << split;
+      }
+}
+
+TEST(LinearAttention, AStateThatDecayedToNothingIsFinite) {
+  const LinearAttention options{.causal = true, .log_features = true};
+  for (const double decay : {-1e3, -1e9, -1e12, -1e30}) {
+    const LinearInputs inputs{
+        .q = torch::randn({1, 1, 40, 3}),
+        .k = torch::randn({1, 1, 40, 3}),
+        .v = torch::randn({1, 1, 40, 4}),
+        .log_decay = torch::full({1, 1, 40}, decay),
+        .weights = torch::arange(40).lt(5).to(torch::kFloat).view({1, 1, 40}),
+        .state = {}};
+    const auto first = linear_attention(inputs, options);
+    EXPECT_TRUE(all_finite(first.state.sums));
+    auto rest = tokens(inputs, 0, 5);
+    const auto alone = linear_attention(rest, options);
+    rest.state = first.state;
+    const auto second = linear_attention(rest, options);
+    EXPECT_TRUE(close(second.out, alone.out, 1e-6));
+    EXPECT_TRUE(close(second.lse, alone.lse, 1e-6));
+  }
+}
+
 TEST(LinearAttention, DecaysMayForgetEverything) {
   for (const bool log_features : {false, true})
     for (const double reset : {-50.0, -1e3, -1e9}) {
@@ -1122,6 +1219,15 @@ TEST(LinearAttention, RefusesWhatDoesNotFit) {
             "linear attention: log_decay is for causal only, got [2, 2, 6]");
   EXPECT_EQ(said([](In& x, Options&) { x.log_decay = x.log_decay.slice(2, 1); }),
             "linear attention: log_decay must be [2|1, 2|1, 6], got [2, 2, 5]");
+  for (const auto& [value, name] :
+       {std::pair(0.5, "0.5"), std::pair(kNever, "-inf"), std::pair(NAN * 1.0, "nan")})
+    EXPECT_EQ(said([value = value](In& x, Options&) {
+                x.log_decay = x.log_decay.clone();
+                x.log_decay[1][0][4] = value;
+              }),
+              std::string("linear attention: log_decay must be finite and at most 0, "
+                          "got ") +
+                  name);
   EXPECT_EQ(said([](In& x, Options&) { x.weights = x.weights[0]; }),
             "linear attention: weights must be [2|1, 2|1, 6], got [1, 6]");
   EXPECT_EQ(said([](In& x, Options&) { x.weights = x.weights > 0; }),

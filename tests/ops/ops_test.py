@@ -257,6 +257,35 @@ class BlockAttention(Case):
         )  # fmt: skip
 
 
+class AttentionWeights(Case):
+    def test_are_those_of_block_attention(self):
+        n, m, some = 70, 130, [69, 0, 5]
+        q, k, v = qkv(n, m, heads=4, key_heads=2, grad=True)
+        slopes = numbers(4, grad=True)
+        eye = torch.eye(m, dtype=torch.double).expand(2, 2, m, m)
+        options = dict(window=[40, 3], causal=True, slopes=slopes, scale=0.3)
+        _, lse = longspan.block_attention(q, k, v, **options)
+        apart = distances(n, m)
+        seen = (apart >= 0) & (apart <= 40)
+        bias = -slopes[:, None, None] * apart.abs()
+        all_weights, _ = plain_attention(q, k, eye, seen, bias, scale=0.3)
+        rows = longspan.row_weights(q, k, lse, some, **options)
+        columns = longspan.column_mass(q, k, lse, **options)
+        self.assertFalse(rows.requires_grad or columns.requires_grad)
+        expected = all_weights[:, :, some], all_weights.sum(2)
+        self.same((rows, columns), [x.detach() for x in expected])
+
+    def test_shapes_without_data(self):
+        for dtype, lse_dtype in (torch.double, torch.double), (torch.bfloat16, torch.float):
+            for operator, arguments, options in constant_examples("cpu", dtype):
+                result = operator(*arguments, **options)
+                self.assertEqual(result.dtype, lse_dtype)
+                given = mapped((arguments, options), lambda x: x.to("meta"))
+                there = operator(*given[0], **given[1])
+                self.assertTrue(there.is_meta)
+                self.assertEqual(form([there]), form([result]))
+
+
 def plain_linear(q, k, v, causal=False, log_decay=None, weights=None, state=None):
     """Pair by pair, with the normaliser none: num, den and the state."""
     n, m = q.size(2), k.size(2)
@@ -411,7 +440,7 @@ class Pool(Case):
 
 
 def examples(device, dtype=torch.float):
-    """(operator, arguments, options) of every operator."""
+    """(operator, arguments, options) of every operator with gradients."""
 
     def some(*sizes):
         return numbers(*sizes, dtype=dtype).to(device).requires_grad_()
@@ -433,6 +462,16 @@ def examples(device, dtype=torch.float):
         (longspan.pool_spans, (k, spans, "max"), {}),
         (longspan.pool_spans, (k, spans, "softmax"), dict(scores=some(2, 2, 30))),
         (longspan.pool_prefixes, (k, 7, "mean"), {}),
+    ]
+
+
+def constant_examples(device, dtype=torch.float):
+    """(operator, arguments, options) of the operators without gradients."""
+    q, k, _ = (x.to(device) for x in qkv(20, 30, dtype=dtype, grad=True))
+    _, lse = longspan.block_attention(q, k, k, causal=True)
+    return [
+        (longspan.row_weights, (q, k, lse, [3, 19]), dict(causal=True)),
+        (longspan.column_mass, (q, k, lse), dict(causal=True)),
     ]
 
 
@@ -499,6 +538,8 @@ class Refusals(Case):
             (lambda: attention(q, k, v, window=[3, -1]), "window: before and after must"),
             (lambda: attention(q, k, v, spans=spans), "spans must be [N, S, 2] of int32"),
             (lambda: attention(q, k, v, dropout=1.0), "the dropout probability must be"),
+            (lambda: longspan.row_weights(q, k, q[..., 0], [5]), "rows must be between 0"),
+            (lambda: longspan.column_mass(q, k, q), "lse must be [2, 2, 5], got"),
             (lambda: linear(q, k, v, normaliser="plu"), "did you mean 'plus'?"),
             (lambda: linear(q, k, v, log_decay=v[..., 0]), "log_decay is for causal only"),
             (lambda: longspan.merge([q], []), "as many lses as outs, got 0 and 1"),
@@ -524,7 +565,7 @@ class Refusals(Case):
 class Compiled(Case):
     @unittest.skipUnless(hasattr(torch.library, "opcheck"), "opcheck came with PyTorch 2.4")
     def test_operators(self):
-        for operator, arguments, options in examples("cpu"):
+        for operator, arguments, options in examples("cpu") + constant_examples("cpu"):
             with self.subTest(operator=str(operator)):
                 torch.library.opcheck(operator.default, arguments, options)
 

@@ -27,8 +27,9 @@ class PlainArithmetic {
   // Scores of some keys, and the largest so far. A function of its own, so that its
   // sums have the registers to themselves.
   template <int vectors>
-  [[gnu::noinline]] void score(const KeyBatch<Number>& batch, const Number* bias, int64_t lane,
-             int64_t key, Vector<Number> (&most)[vectors]) {
+  [[gnu::noinline]] void score(const KeyBatch<Number>& batch, const Number* bias,
+                               int64_t lane, int64_t key,
+                               Vector<Number> (&most)[vectors]) {
     constexpr int kRows = rows_of_block(vectors);
     Block<Number, kRows, vectors> sums;
     sums.clear();

@@ -77,8 +77,8 @@ class Bfloat16Arithmetic {
   }
 
   template <int vectors>
-  [[gnu::noinline]] void score(const Batch& batch, const float* bias, int64_t lane, int64_t key,
-             Floats (&most)[vectors]) {
+  [[gnu::noinline]] void score(const Batch& batch, const float* bias, int64_t lane,
+                               int64_t key, Floats (&most)[vectors]) {
     constexpr int kRows = rows_of_block(vectors);
     Block<float, kRows, vectors> sums;
     sums.clear();
@@ -117,8 +117,7 @@ class Bfloat16Arithmetic {
 #pragma GCC unroll 4
       for (int j = 0; j < vectors; ++j) {
         const Floats first = weight_of(key, j), second = weight_of(key + 1, j);
-        const auto both =
-            reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
+        const auto both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
         const auto pairs = reinterpret_cast<Pairs>(
             _mm512_maskz_permutexvar_epi16(~__mmask32{0}, side_by_side(), both));
         std::memcpy(weights_ + key / 2 * kTile + lane + j * kLanes, &pairs,

@@ -4,6 +4,7 @@
 #include "longspan/kernels/cpu/attention_bias.h"
 #include "longspan/kernels/cpu/block_attention.h"
 #include "longspan/kernels/cpu/vec_math.h"
+#include "longspan/kernels/cpu/vec_sums.h"
 
 namespace longspan::cpu::LONGSPAN_ISA {
 namespace {
@@ -70,6 +71,11 @@ class TileGradient {
 
   void run() {
     const QueryTile queries(task_.queries, task_.tile);
+    const KeySums<Number>& sums = *task_.sums;
+    wants_vectors_ =
+        task_.source.bias.vectors && (task_.q_slope || sums.vectors || sums.offset);
+    wants_slopes_ = task_.q_slope || sums.k || sums.column || sums.slope ||
+                    sums.table || task_.dense || wants_vectors_;
     prepare(queries);
     const HeadSource<Number>& source = task_.source;
     Keep keep(task_.dropout, queries, source.number);
@@ -81,9 +87,9 @@ class TileGradient {
                  const Number* const bias =
                      biased ? bias_.of(queries, batch, source, leave()) : nullptr;
                  add(queries, batch, bias, keep);
-                 if (biased) add_bias_slopes(queries, batch);
+                 if (biased && wants_slopes_) add_bias_slopes(queries, batch);
                });
-    if (biased && source.bias.vectors) finish_vectors();
+    if (wants_vectors_) finish_vectors();
   }
 
  private:
@@ -103,16 +109,6 @@ class TileGradient {
                     width * sizeof(Number));
   }
 
-  static Number product(const Number* a, const Number* b, int64_t width) {
-    Vector<Number> sums{};
-    int64_t x = 0;
-    for (; x + kLanes <= width; x += kLanes) sums += load(a + x) * load(b + x);
-    Number sum = 0;
-    for (; x < width; ++x) sum += a[x] * b[x];
-    for (int i = 0; i < kLanes; ++i) sum += sums[i];
-    return sum;
-  }
-
   void prepare(const QueryTile& queries) {
     const auto scale = static_cast<Number>(task_.scale * kLog2E);
     transpose_in(queries.in(task_.queries.q, task_.queries.stride), task_.width, scale,
@@ -122,7 +118,7 @@ class TileGradient {
     copy_rows(queries, task_.queries.q, task_.queries.stride, task_.width, query_rows_);
     copy_rows(queries, task_.out_slope, task_.out_slope_stride, task_.value_width,
               slope_rows_);
-    clear(task_.q_slope, width_ * kTile);
+    if (task_.q_slope) clear(task_.q_slope, width_ * kTile);
     clear(zeros_, width_ > value_width_ ? width_ : value_width_);
     for (int64_t lane = 0; lane < kTile; ++lane) {
       lse_[lane] = __builtin_inf();  // makes weights 0
@@ -133,7 +129,8 @@ class TileGradient {
       lse_[lane] = task_.lse[row] * static_cast<Number>(kLog2E);
       const Number* const out = task_.out + row * task_.out_stride;
       const Number* const slope = slope_rows_ + lane * value_width_;
-      mean_[lane] = product(out, slope, task_.value_width) - task_.lse_slope[row];
+      mean_[lane] = static_cast<Number>(dot(out, slope, task_.value_width) -
+                                        static_cast<double>(task_.lse_slope[row]));
     }
   }
 
@@ -145,7 +142,7 @@ class TileGradient {
     else
       weigh_lanes<kNarrow>(queries, batch, bias, kept.bits());
     sum_over_queries(queries, batch);
-    sum_over_keys(batch);
+    if (task_.q_slope) sum_over_keys(batch);
   }
 
   template <int vectors>
@@ -153,9 +150,8 @@ class TileGradient {
                    const Number* bias, const uint64_t* kept) {
     constexpr int kGroup = vectors * kLanes, kRows = rows_of_block(vectors);
     for (int64_t lane = 0; lane < kTile; lane += kGroup) {
-      const KeyRange keys = lane < queries.lanes
-                                ? seen_keys(batch, lane, kGroup, kRows)
-                                : KeyRange{0, 0};
+      const KeyRange keys =
+          lane < queries.lanes ? seen_keys(batch, lane, kGroup, kRows) : KeyRange{0, 0};
       for (int64_t at = lane; at < lane + kGroup; at += 4) seen_[at / 4] = keys;
       for (int64_t key = 0; key < batch.blocks_end(); key += kRows) {
         if (key >= keys.from && key < keys.to)
@@ -175,10 +171,24 @@ class TileGradient {
       }
   }
 
+  // Dropout of weights whose slopes nobody wants.
+  template <int vectors>
+  void keep_some(const uint64_t* kept, int64_t lane, int64_t key) {
+    if (!kept) return;
+    const auto factor = static_cast<Number>(task_.dropout.factor);
+    for (int64_t i = key; i < key + rows_of_block(vectors); ++i)
+      for (int j = 0; j < vectors; ++j) {
+        Number* const place = weights_ + i * kTile + lane + j * kLanes;
+        store(select(kept[i] >> (lane + j * kLanes), load(place) * factor,
+                     Vector<Number>{}),
+              place);
+      }
+  }
+
   // The weights of some keys, and the slopes of their scores.
   template <int vectors>
   [[gnu::noinline]] void weigh(const KeyBatch<Number>& batch, const Number* bias,
-                                    const uint64_t* kept, int64_t lane, int64_t key) {
+                               const uint64_t* kept, int64_t lane, int64_t key) {
     constexpr int kRows = rows_of_block(vectors);
     Block<Number, kRows, vectors> sums;
     sums.clear();
@@ -198,6 +208,7 @@ class TileGradient {
       store(weight, weights_ + (key + i) * kTile + lane + j * kLanes);
     });
 
+    if (!wants_slopes_) return keep_some<vectors>(kept, lane, key);
     sums.clear();
     const Number* const* const v = batch.v + key;
     sums.add_products([&](int i, int64_t x) { return v[i][x]; },
@@ -214,8 +225,8 @@ class TileGradient {
       }
       Vector<Number> slope = weight * (sum - load(mean_ + lane + j * kLanes));
       if (batch.masked)
-        slope = select(batch.bits[key + i] >> (lane + j * kLanes), slope,
-                       Vector<Number>{});
+        slope =
+            select(batch.bits[key + i] >> (lane + j * kLanes), slope, Vector<Number>{});
       store(slope, score_slopes_ + place);
     });
   }
@@ -230,22 +241,24 @@ class TileGradient {
       if (bits == 0) return KeyRange{0, 0};
       return KeyRange{__builtin_ctzll(bits), kTile - __builtin_clzll(bits)};
     };
-    AddProducts<Number>::run(
-        batch.blocks_end(), value_width_,
-        [&](int64_t key, int64_t lane) { return weights_[key * kTile + lane]; },
-        [&](int64_t lane) { return slope_rows_ + lane * value_width_; },
-        [&](int64_t key) {
-          return sums.v + (batch.place[key] - sums.first_place) * value_width_;
-        },
-        seeing);
-    AddProducts<Number>::run(
-        batch.blocks_end(), width_,
-        [&](int64_t key, int64_t lane) { return score_slopes_[key * kTile + lane]; },
-        [&](int64_t lane) { return query_rows_ + lane * width_; },
-        [&](int64_t key) {
-          return sums.k + (batch.place[key] - sums.first_place) * width_;
-        },
-        seeing);
+    if (sums.v)
+      AddProducts<Number>::run(
+          batch.blocks_end(), value_width_,
+          [&](int64_t key, int64_t lane) { return weights_[key * kTile + lane]; },
+          [&](int64_t lane) { return slope_rows_ + lane * value_width_; },
+          [&](int64_t key) {
+            return sums.v + (batch.place[key] - sums.first_place) * value_width_;
+          },
+          seeing);
+    if (sums.k)
+      AddProducts<Number>::run(
+          batch.blocks_end(), width_,
+          [&](int64_t key, int64_t lane) { return score_slopes_[key * kTile + lane]; },
+          [&](int64_t lane) { return query_rows_ + lane * width_; },
+          [&](int64_t key) {
+            return sums.k + (batch.place[key] - sums.first_place) * width_;
+          },
+          seeing);
   }
 
   // To the slopes of the queries.
@@ -299,6 +312,7 @@ class TileGradient {
 
   void take_entries(int64_t from, int64_t to) {
     KeySums<Number>& sums = *task_.sums;
+    if (!wants_vectors_) return;
     if (sums.vectors) extend(from, to);
     // Eight at a time; those after the last are zeros.
     for (int64_t entry = from; entry < to; entry += 8) {
@@ -316,13 +330,17 @@ class TileGradient {
             8, width_, [&](int64_t i, int64_t lane) { return rows[i][lane]; },
             [&](int64_t lane) { return shifted_rows_ + lane * width_; },
             [&](int64_t i) { return targets[i]; },
-            [](int64_t, int) { return KeyRange{0, kTile}; });
+            [](int64_t, int) {
+              return KeyRange{0, kTile};
+            });
       const int64_t some = to - entry < 8 ? to - entry : 8;
       AddProducts<Number>::run(
           kTile, width_, [&](int64_t lane, int64_t i) { return rows[i][lane]; },
           [&](int64_t i) { return task_.source.bias.vectors + (entry + i) * width_; },
           [&](int64_t lane) { return entry_slopes_ + lane * width_; },
-          [&](int64_t, int) { return KeyRange{0, some}; });
+          [&](int64_t, int) {
+            return KeyRange{0, some};
+          });
     }
   }
 
@@ -351,7 +369,8 @@ class TileGradient {
     KeySums<Number>& sums = *task_.sums;
     for (int64_t lane = 0; lane < kTile; ++lane)
       for (int64_t x = 0; x < task_.width; ++x) {
-        task_.q_slope[lane * width_ + x] += entry_slopes_[lane * width_ + x];
+        if (task_.q_slope)
+          task_.q_slope[lane * width_ + x] += entry_slopes_[lane * width_ + x];
         if (sums.offset)
           sums.offset[x] += static_cast<double>(entry_slopes_[lane * width_ + x]);
       }
@@ -359,7 +378,6 @@ class TileGradient {
 
   void add_bias_slopes(const QueryTile& queries, const KeyBatch<Number>& batch) {
     const HeadSource<Number>& source = task_.source;
-    const HeadBias<Number>& bias = source.bias;
     KeySums<Number>& sums = *task_.sums;
     if (sums.column)
       for (int64_t key = 0; key < batch.count; ++key) {
@@ -392,7 +410,7 @@ class TileGradient {
       for (int64_t i = 0; i < batch.count * kTile; ++i)
         sums.table[bias_.entries.of(0)[i]] += static_cast<double>(score_slopes_[i]);
     }
-    if (bias.vectors)
+    if (wants_vectors_)
       each_range(bias_.entries, batch.count, [&](int64_t from, int64_t to) {
         bias_.products.need(from, to, leave());
         for (int64_t key = 0; key < batch.count; ++key)
@@ -406,20 +424,21 @@ class TileGradient {
 
   const GradientTask<Number>& task_;
   int64_t width_, value_width_;  // padded
-  Number* queries_;       // [width, 64]: times scale * log2(e)
-  Number* slopes_;        // [value width, 64]: of out
-  Number* query_rows_;    // [64, padded width]
-  Number* slope_rows_;    // [64, padded value width]
-  Number* weights_;       // [keys, 64]: after dropout
-  Number* score_slopes_;  // [keys, 64]
-  Number* key_rows_;      // [64, padded width]: copies of keys
+  Number* queries_;              // [width, 64]: times scale * log2(e)
+  Number* slopes_;               // [value width, 64]: of out
+  Number* query_rows_;           // [64, padded width]
+  Number* slope_rows_;           // [64, padded value width]
+  Number* weights_;              // [keys, 64]: after dropout
+  Number* score_slopes_;         // [keys, 64]
+  Number* key_rows_;             // [64, padded width]: copies of keys
   Number* zeros_;
-  Number* lse_;           // [64]: times log2(e)
-  Number* mean_;          // [64]: of the slopes of weights, under the weights
-  Number* shifted_rows_;  // [64, padded width]: queries with the offset of vectors
-  Number* entry_slopes_;  // [64, padded width]: of queries, by vectors
+  Number* lse_;               // [64]: times log2(e)
+  Number* mean_;              // [64]: of the slopes of weights, under the weights
+  Number* shifted_rows_;      // [64, padded width]: queries with the offset of vectors
+  Number* entry_slopes_;      // [64, padded width]: of queries, by vectors
   KeyRange seen_[kTile / 4];  // keys that four lanes see some of
   const Number zeros64_[kTile] = {};
+  bool wants_slopes_ = false, wants_vectors_ = false;  // of scores, through vectors
   BatchBias<Number> bias_;
 };
 

@@ -51,10 +51,9 @@ class TileAttention {
       if (biased) bias_.start(source.bias, arithmetic_.scaled_queries(), scale);
       each_batch(queries, source, visits, task_.visit_counts[s], zeros_,
                  /*waste_place=*/0, [&](const Batch& batch) {
-                   const Number* const bias =
-                       biased ? bias_.of(queries, batch, source,
-                                         [](int64_t, int64_t) {})
-                              : nullptr;
+                   const Number* const bias = biased ? bias_.of(queries, batch, source,
+                                                                [](int64_t, int64_t) {})
+                                                     : nullptr;
                    add(queries, batch, bias, keep);
                  });
       visits += task_.visit_counts[s];
@@ -120,8 +119,10 @@ class TileAttention {
   }
 
   template <int rows, int vectors>
-  [[gnu::always_inline]] void add_values(const Batch& batch, int64_t lane, const KeyRange& keys,
-                  const Vector<Number> (&grown)[vectors], int64_t column) {
+  [[gnu::always_inline]] void add_values(const Batch& batch, int64_t lane,
+                                         const KeyRange& keys,
+                                         const Vector<Number> (&grown)[vectors],
+                                         int64_t column) {
     Block<Number, rows, vectors> sums;
     sums.clear();
     arithmetic_.add_values(sums, batch, lane, keys, column);

@@ -8,8 +8,7 @@
 namespace longspan::cpu::LONGSPAN_ISA {
 namespace {
 
-// Rows of `count` entries by 64 lanes, of which a range of at most kRows entries is
-// there at a time.
+// How many entries are there at a time, each with 64 lanes.
 constexpr int64_t kRingRows = 256;
 
 inline int64_t ring_row(int64_t entry) { return entry % kRingRows * kTile; }
@@ -39,9 +38,8 @@ class EntryProducts {
   template <class Leave>
   void need(int64_t from, int64_t to, const Leave& leave) {
     const bool apart = to < from_ || from > to_ || from_ == to_;
-    const int64_t all_from = from < from_ ? from : from_,
-                  all_to = to > to_ ? to : to_;
-    if (apart || (from < from_ && to > to_ && all_to - all_from > kRingRows)) {
+    const int64_t all_from = from < from_ ? from : from_, all_to = to > to_ ? to : to_;
+    if (apart) {
       drop(from_, to_, leave);
       from_ = to_ = from;
     } else if (all_to - all_from > kRingRows) {
@@ -82,9 +80,9 @@ class EntryProducts {
     for (int64_t lane = 0; lane < kTile; lane += kStep) {
       Block<Number, rows, kWide> sums;
       sums.clear();
-      sums.add_products(
-          [&](int i, int64_t x) { return left[i * padded(width_) + x]; },
-          [&](int64_t x) { return queries_ + x * kTile + lane; }, 0, width_);
+      sums.add_products([&](int i, int64_t x) { return left[i * padded(width_) + x]; },
+                        [&](int64_t x) { return queries_ + x * kTile + lane; }, 0,
+                        width_);
       sums.each([&](int i, int j, const Vector<Number>& sum) {
         store(sum, values_ + ring_row(entry + i) + lane + j * kLanesOf<Number>);
       });
@@ -200,8 +198,8 @@ void each_range(const PairEntries& entries, int64_t keys, const Work& work) {
   if (entries.most() - entries.least() < kRingRows)
     return work(entries.least(), entries.most() + 1);
   for (int64_t from = entries.least(); from <= entries.most(); from += kRingRows) {
-    const int64_t to = from + kRingRows <= entries.most() ? from + kRingRows
-                                                          : entries.most() + 1;
+    const int64_t to =
+        from + kRingRows <= entries.most() ? from + kRingRows : entries.most() + 1;
     bool any = false;
     for (int64_t i = 0; i < keys * kTile && !any; ++i)
       any = entries.of(0)[i] >= from && entries.of(0)[i] < to;

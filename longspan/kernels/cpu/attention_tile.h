@@ -7,6 +7,7 @@
 #pragma once
 
 #include "longspan/kernels/cpu/block_attention.h"
+#include "longspan/kernels/cpu/vec_memory.h"
 #include "longspan/kernels/cpu/vec_product.h"
 #include "longspan/kernels/cpu/vec_random.h"
 
@@ -18,29 +19,6 @@ constexpr double kLog2E = 1.44269504088896341, kLn2 = 0.693147180559945309;
 
 // Vectors of lanes at a time: where a batch is masked it is worth leaving some out.
 constexpr int kNarrow = kWide == 4 ? 1 : kWide;
-
-// Hands out parts of a block of memory, or only counts its bytes.
-class Scratch {
- public:
-  explicit Scratch(void* memory) : memory_(static_cast<char*>(memory)) {}
-
-  template <class T>
-  T* take(int64_t count) {
-    char* const part = memory_ ? memory_ + bytes_ : nullptr;
-    bytes_ += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
-    return reinterpret_cast<T*>(part);
-  }
-
-  int64_t bytes() const { return bytes_; }
-
- private:
-  char* memory_;
-  int64_t bytes_ = 0;
-};
-
-constexpr int64_t padded(int64_t width) {
-  return (width + kPadding - 1) / kPadding * kPadding;
-}
 
 // The queries of a tile. Lanes without a query have row 0, and nothing is kept of what
 // they give.
@@ -123,6 +101,7 @@ template <class Number, class Stored, class Use>
 void each_batch(const QueryTile& queries, const HeadSource<Number, Stored>& source,
                 const Visit* visits, int64_t visit_count, const Stored* zeros,
                 int64_t waste_place, const Use& use) {
+  if (queries.live == 0) return;
   const bool has_interval = source.from || source.to;
   bool has_buckets = source.buckets;
   for (int64_t lane = 0; lane < queries.lanes; ++lane)
@@ -210,8 +189,8 @@ template <class Stored>
 KeyRange seen_keys(const KeyBatch<Stored>& batch, int64_t lane, int64_t lanes,
                    int64_t step) {
   if (!batch.masked) return {0, batch.count};
-  const uint64_t group =
-      (lanes == kTile ? ~uint64_t{0} : (uint64_t{1} << lanes) - 1) << lane;
+  const uint64_t group = (lanes == kTile ? ~uint64_t{0} : (uint64_t{1} << lanes) - 1)
+                         << lane;
   int64_t from = 0, to = batch.count;
   while (from < to && (batch.bits[from] & group) == 0) ++from;
   while (to > from && (batch.bits[to - 1] & group) == 0) --to;

@@ -9,10 +9,9 @@
 
 #include <cstdint>
 
-namespace longspan::cpu {
+#include "longspan/kernels/cpu/padding.h"
 
-// What rows that are said to be padded are padded to.
-inline constexpr int64_t kPadding = 16;
+namespace longspan::cpu {
 
 // Added to the scores of one head; see Bias in ../block_attention.h. Null: none.
 template <class Number>
@@ -93,16 +92,17 @@ struct AttendTask {
   void* scratch = nullptr;  // of attend_bytes(), at a multiple of 64
 };
 
-// Sums over tiles of queries, for places of keys from `first_place` on.
+// Sums over tiles of queries, for places of keys from `first_place` on. Null: not
+// wanted.
 template <class Number>
 struct KeySums {
   int64_t first_place = 0, places = 0;
   Number* k = nullptr;       // [places + 1, padded width]; the last row is for waste
   Number* v = nullptr;       // [places + 1, padded value width]
-  Number* column = nullptr;  // [places + 1], or null
-  double* slope = nullptr;   // [1], or null
+  Number* column = nullptr;  // [places + 1]
+  double* slope = nullptr;   // [1]
   // The rest by entry, 0 before entry_from and from entry_to on, where nothing is
-  // written; or null.
+  // written.
   int64_t entry_from = 0, entry_to = 0;
   double* table = nullptr;    // [entries]
   Number* vectors = nullptr;  // [entries, padded width]
@@ -128,8 +128,8 @@ struct GradientTask {
   int64_t out_stride = 0, out_slope_stride = 0;
 
   KeySums<Number>* sums = nullptr;
-  Number* q_slope = nullptr;  // [64, padded width], by place: set
-  Number* dense = nullptr;    // [queries, keys], added to; or null
+  Number* q_slope = nullptr;  // [64, padded width], by place: set; null: not wanted
+  Number* dense = nullptr;    // [queries, keys], added to; null: not wanted
   int64_t dense_stride = 0;
   void* scratch = nullptr;  // of gradient_bytes(), at a multiple of 64
 };

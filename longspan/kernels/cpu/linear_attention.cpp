@@ -10,12 +10,12 @@ template <class Number>
 class Scan {
  public:
   Scan(const LinearTokens<Number>& tokens, Number* scratch)
-      : Scan(tokens.form, Scratch<Number>{scratch}) {
+      : Scan(tokens.form, Scratch(scratch)) {
     tokens_ = tokens;
   }
 
   static int64_t scratch(const LinearForm& form) {
-    return Scan(form, Scratch<Number>{}).used_;
+    return Scan(form, Scratch(nullptr)).used_;
   }
 
   void load_state(const LinearSums<Number>& state) {
@@ -67,25 +67,25 @@ class Scan {
  private:
   static constexpr int kStep = kLanesOf<Number>;
 
-  Scan(const LinearForm& form, Scratch<Number> scratch)
+  Scan(const LinearForm& form, Scratch scratch)
       : form_(form),
         features_(form.features),
         width_(padded(form.features)),
         values_(form.values),
         stride_(padded(form.values)) {
-    sums_ = scratch.take(width_ * stride_);
-    ones_ = scratch.take(width_);
-    scale_.peaks = scratch.take(width_);
-    kept_ = scratch.take(width_);
-    q_rows_ = scratch.take(kChunk * width_);
-    q_turned_ = scratch.take(kChunk * width_);
-    k_rows_ = scratch.take(kChunk * width_);
-    k_features_ = scratch.take(kChunk * width_);
-    v_rows_ = scratch.take(kChunk * stride_);
-    v_faded_ = scratch.take(kChunk * stride_);
-    out_rows_ = scratch.take(kChunk * stride_);
-    pairs_ = scratch.take(kChunk * kChunk);
-    used_ = scratch.used;
+    sums_ = scratch.take<Number>(width_ * stride_);
+    ones_ = scratch.take<Number>(width_);
+    scale_.peaks = scratch.take<Number>(width_);
+    kept_ = scratch.take<Number>(width_);
+    q_rows_ = scratch.take<Number>(kChunk * width_);
+    q_turned_ = scratch.take<Number>(kChunk * width_);
+    k_rows_ = scratch.take<Number>(kChunk * width_);
+    k_features_ = scratch.take<Number>(kChunk * width_);
+    v_rows_ = scratch.take<Number>(kChunk * stride_);
+    v_faded_ = scratch.take<Number>(kChunk * stride_);
+    out_rows_ = scratch.take<Number>(kChunk * stride_);
+    pairs_ = scratch.take<Number>(kChunk * kChunk);
+    used_ = scratch.bytes() / static_cast<int64_t>(sizeof(Number));
   }
 
   static int64_t count_of(int64_t first, int64_t all) {
@@ -191,7 +191,8 @@ class Scan {
         }
         top = larger(load(q[t] + i) + key, top);
       }
-      row_scale_[t] = finite_or_0(whole<Number>(largest_of<Number>(top)));
+      const Number largest = whole<Number>(largest_of<Number>(top));
+      row_scale_[t] = largest == static_cast<Number>(kNever) ? 0 : largest;
     }
   }
 
@@ -203,8 +204,7 @@ class Scan {
         const auto decay = static_cast<Number>(decays_.until[t] - decays_.until[j]);
         Vector<Number> sum{};
         for (int64_t i = 0; i < width_; i += kStep)
-          sum +=
-              exponential((load(q[t] + i) + (load(k_[j] + i) - row_scale_[t])) + decay);
+          sum += exp((load(q[t] + i) + (load(k_[j] + i) - row_scale_[t])) + decay);
         pairs_[j * kChunk + t] = sum_of<Number>(sum) * weight_[j];
       }
   }
@@ -278,9 +278,12 @@ class Scan {
     Rows<Number> k = k_, v = v_;
     const Number *kept = nullptr, *fade = nullptr;  // of the state, of the keys
     if (form_.log_features) {
-      for (int64_t j = 0; j < count; ++j)
+      tops_ += static_cast<Number>(decays_.total);
+      for (int64_t j = 0; j < count; ++j) {
+        const auto after = static_cast<Number>(decays_.after[j]);
         for (int64_t i = 0; i < width_; i += kStep)
-          tops_ = larger(load(k_[j] + i), tops_);
+          tops_ = larger(load(k_[j] + i) + after, tops_);
+      }
       scale_.raise(decays_.total, k_, count, width_, weights_.whole, decays_.after,
                    k_features_, kept_);
       k = {k_features_, width_};

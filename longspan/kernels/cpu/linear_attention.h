@@ -85,7 +85,8 @@ struct LinearKernels {
   // on.
   int64_t (*scratch)(const LinearForm&);
 
-  // Decays the state and adds the keys. Raises *largest to the largest log feature.
+  // Decays the state and adds the keys. Raises *largest to the largest log feature,
+  // less the decays after it.
   void (*add_keys)(const LinearTokens<Number>&, const LinearSums<Number>& state,
                    Number* largest, Number* scratch);
 

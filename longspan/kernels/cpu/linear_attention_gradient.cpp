@@ -5,16 +5,13 @@
 #include "longspan/kernels/cpu/linear_attention.h"
 #include "longspan/kernels/cpu/vec.h"
 #include "longspan/kernels/cpu/vec_linear.h"
+#include "longspan/kernels/cpu/vec_sums.h"
 
 namespace longspan::cpu::LONGSPAN_ISA {
 namespace {
 
 constexpr int64_t kChunks = kLinearPiece / kChunk;  // of a piece
 constexpr int64_t kPairs = kChunk * kChunk;         // of a chunk
-
-inline int64_t parts_of(int64_t count, int64_t part) {
-  return (count + part - 1) / part;
-}
 
 // A state, or the slope of one, with a row for each value and a last one for the ones.
 template <class Number>
@@ -87,14 +84,14 @@ class Gradient {
  public:
   Gradient(const LinearTokens<Number>& tokens, const LinearSlopes<Number>& slopes,
            const LinearGradients<Number>& gradients, Number* scratch)
-      : Gradient(tokens.form, Scratch<Number>{scratch}) {
+      : Gradient(tokens.form, Scratch(scratch)) {
     tokens_ = tokens;
     slopes_ = slopes;
     gradients_ = gradients;
   }
 
   static int64_t scratch(const LinearForm& form) {
-    return Gradient(form, Scratch<Number>{}).used_;
+    return Gradient(form, Scratch(nullptr)).used_;
   }
 
   TurnedSums<Number>& state() { return state_; }
@@ -164,7 +161,7 @@ class Gradient {
  private:
   static constexpr int kStep = kLanesOf<Number>;
 
-  Gradient(const LinearForm& form, Scratch<Number> scratch)
+  Gradient(const LinearForm& form, Scratch scratch)
       : form_(form),
         features_(form.features),
         width_(padded(form.features)),
@@ -172,34 +169,34 @@ class Gradient {
         height_(padded(form.values + 1)) {
     state_ = turned_sums(scratch);
     slope_ = turned_sums(scratch);
-    kept_ = scratch.take(width_);
-    q_rows_ = scratch.take(kChunk * width_);
-    k_rows_ = scratch.take(kChunk * width_);
-    k_turned_ = scratch.take(kChunk * width_);
-    features_rows_ = scratch.take(kChunk * width_);
-    tile_ = scratch.take(kChunk * width_);
-    pair_tile_ = scratch.take(kChunk * width_);
-    v_ = scratch.take(kChunk * height_);
-    faded_ = scratch.take(kChunk * height_);
-    rows_turned_ = scratch.take(kChunk * height_);
-    all_rows_ = scratch.take(kLinearPiece * height_);
-    left_ = scratch.take(kPairs);
-    all_dots_ = scratch.take(kChunks * kPairs);
-    all_pairs_ = scratch.take(kChunks * kPairs);
+    kept_ = scratch.take<Number>(width_);
+    q_rows_ = scratch.take<Number>(kChunk * width_);
+    k_rows_ = scratch.take<Number>(kChunk * width_);
+    k_turned_ = scratch.take<Number>(kChunk * width_);
+    features_rows_ = scratch.take<Number>(kChunk * width_);
+    tile_ = scratch.take<Number>(kChunk * width_);
+    pair_tile_ = scratch.take<Number>(kChunk * width_);
+    v_ = scratch.take<Number>(kChunk * height_);
+    faded_ = scratch.take<Number>(kChunk * height_);
+    rows_turned_ = scratch.take<Number>(kChunk * height_);
+    all_rows_ = scratch.take<Number>(kLinearPiece * height_);
+    left_ = scratch.take<Number>(kPairs);
+    all_dots_ = scratch.take<Number>(kChunks * kPairs);
+    all_pairs_ = scratch.take<Number>(kChunks * kPairs);
     if (form.causal) {
-      states_ = scratch.take(kChunks * height_ * width_);
-      states_peaks_ = scratch.take(kChunks * width_);
+      states_ = scratch.take<Number>(kChunks * height_ * width_);
+      states_peaks_ = scratch.take<Number>(kChunks * width_);
     }
-    used_ = scratch.used;
+    used_ = scratch.bytes() / static_cast<int64_t>(sizeof(Number));
   }
 
-  TurnedSums<Number> turned_sums(Scratch<Number>& scratch) const {
+  TurnedSums<Number> turned_sums(Scratch& scratch) const {
     return {features_,
             values_,
             width_,
             height_,
-            scratch.take(height_ * width_),
-            {scratch.take(width_)}};
+            scratch.take<Number>(height_ * width_),
+            {scratch.take<Number>(width_)}};
   }
 
   static int64_t count_of(int64_t first, int64_t all) {
@@ -405,7 +402,7 @@ class Gradient {
         Vector<Number> sum{};
         for (int64_t i = 0; i < width_; i += kStep) {
           const Vector<Number> x =
-              exponential((load(q_[t] + i) + (load(k_[j] + i) - scale)) + decay);
+              exp((load(q_[t] + i) + (load(k_[j] + i) - scale)) + decay);
           sum += x;
           store(load(of_query + i) + x * weighted, of_query + i);
           store(load(of_key + i) + x * dot, of_key + i);
@@ -422,7 +419,8 @@ class Gradient {
     if (!gradients_.dweights || weight == 0) return;
     gradients_.dweights[key] +=
         form_.log_features ? sum_of_row(row)
-                           : dot(row, tokens_.k + key * tokens_.k_stride, features_);
+                           : static_cast<Number>(dot(
+                                 row, tokens_.k + key * tokens_.k_stride, features_));
   }
 
   Number sum_of_row(const Number* row) const {
@@ -586,8 +584,8 @@ class Gradient {
       for (int64_t c = 0; c <= values_; ++c)
         sum += load(sums + c * width_ + i) * load(slope_.sums + c * width_ + i);
       if (form_.log_features)
-        sum *= exponential((load(peaks + i) + load(slope_.scale.peaks + i)) +
-                           static_cast<Number>(log));
+        sum *= exp((load(peaks + i) + load(slope_.scale.peaks + i)) +
+                   static_cast<Number>(log));
       all += sum;
     }
     return sum_of<Number>(all) * (form_.log_features ? 1 : ::exp(log));

@@ -1,6 +1,8 @@
 #include "longspan/kernels/cpu/lse_merge.h"
 
 #include "longspan/kernels/cpu/vec_any.h"
+#include "longspan/kernels/cpu/vec_math.h"
+#include "longspan/kernels/cpu/vec_sums.h"
 
 namespace longspan::cpu::LONGSPAN_ISA {
 namespace {
@@ -16,26 +18,26 @@ void weigh(const Rows& rows, Number* lse) {
     const int64_t count = rows.rows - row;
     Vector<Number> largest = broadcast(kEmpty);
     for (int64_t part = 0; part < rows.part_count; ++part) {
-      const auto x = load_some(rows.parts[part].lse + row, count);
+      const auto x = load(rows.parts[part].lse + row, count);
       largest = x > largest ? x : largest;
     }
     const Vector<Number> base = largest > kEmpty ? largest : Vector<Number>{};
     Vector<Number> total{};
     for (int64_t part = 0; part < rows.part_count; ++part) {
-      const auto x = load_some(rows.parts[part].lse + row, count);
+      const auto x = load(rows.parts[part].lse + row, count);
       const Vector<Number> weight = exp(x - base);
       total += weight;
-      store_some(weight, rows.weights + part * rows.rows + row, count);
+      store(weight, rows.weights + part * rows.rows + row, count);
     }
     const auto empty = total == 0;
     const Vector<Number> divisor = empty ? broadcast(Number{1}) : total;
     for (int64_t part = 0; part < rows.part_count; ++part) {
       Number* const weight = rows.weights + part * rows.rows + row;
-      store_some(load_some(weight, count) / divisor, weight, count);
+      store(load(weight, count) / divisor, weight, count);
     }
     if (lse) {
       const Vector<Number> all = base + log(divisor);
-      store_some(empty ? broadcast(kEmpty) : all, lse + row, count);
+      store(empty ? broadcast(kEmpty) : all, lse + row, count);
     }
   }
 }
@@ -54,14 +56,14 @@ template <int vectors, bool past_caches, class Number>
     const Number* const x =
         rows.parts[part].out + row * rows.parts[part].out_stride + from;
     for (int i = 0; i < vectors; ++i)
-      sums[i] += weight * load_some(x + i * kLanesOf<Number>, count);
+      sums[i] += weight * load(x + i * kLanesOf<Number>, count);
   }
   Number* const out = rows.out + row * rows.width + from;
   for (int i = 0; i < vectors; ++i) {
     if constexpr (past_caches)
       store_past_caches(sums[i], out + i * kLanesOf<Number>);
     else
-      store_some(sums[i], out + i * kLanesOf<Number>, count);
+      store(sums[i], out + i * kLanesOf<Number>, count);
   }
 }
 
@@ -91,11 +93,11 @@ template <bool past_caches, class Number>
 void scale_row(const Number* from, Number factor, Number* to, int64_t width) {
   for (int64_t i = 0; i < width; i += kLanesOf<Number>) {
     const Vector<Number> x =
-        factor == 0 ? Vector<Number>{} : factor * load_some(from + i, width - i);
+        factor == 0 ? Vector<Number>{} : factor * load(from + i, width - i);
     if constexpr (past_caches)
       store_past_caches(x, to + i);
     else
-      store_some(x, to + i, width - i);
+      store(x, to + i, width - i);
   }
 }
 

@@ -1,6 +1,8 @@
 #include "longspan/kernels/cpu/pool.h"
 
 #include "longspan/kernels/cpu/vec_any.h"
+#include "longspan/kernels/cpu/vec_math.h"
+#include "longspan/kernels/cpu/vec_sums.h"
 
 namespace longspan::cpu::LONGSPAN_ISA {
 namespace {
@@ -94,18 +96,6 @@ struct Tile {
 template <class Columns>
 using TileOf = Tile<Columns::kColumns>;
 
-template <class Number>
-double dot_in_double(const Number* a, const Number* b, int64_t width) {
-  Doubles sum{};
-  each_tile(width, [&](int64_t column, auto columns) {
-    TileOf<decltype(columns)> x, y;
-    x.load(a + column, columns);
-    y.load(b + column, columns);
-    sum += x.products(y);
-  });
-  return sum_in_double(sum);
-}
-
 // `sums` of `width` columns, rounded up to whole tiles.
 void clear(double* sums, int64_t width) {
   each_tile(width, [&](int64_t column, auto columns) {
@@ -127,7 +117,7 @@ Number score_of(const PoolTokens<Number>& tokens, int64_t token) {
 template <class Number>
 void exp_all(Number* x, int64_t count) {
   for (int64_t i = 0; i < count; i += kLanesOf<Number>)
-    store_some<Number>(exp(load_some(x + i, count - i)), x + i, count - i);
+    store(exp(load(x + i, count - i)), x + i, count - i);
 }
 
 // exp(score - base), or 1 without scores, of `count` tokens from `first` on; 0 of those
@@ -196,9 +186,9 @@ template <class Number>
 void add_row(const Number* x, Number factor, bool to_what_is_there, Number* to,
              int64_t width) {
   for (int64_t i = 0; i < width; i += kLanesOf<Number>) {
-    Vector<Number> y = factor * load_some(x + i, width - i);
-    if (to_what_is_there) y += load_some(to + i, width - i);
-    store_some(y, to + i, width - i);
+    Vector<Number> y = factor * load(x + i, width - i);
+    if (to_what_is_there) y += load(to + i, width - i);
+    store(y, to + i, width - i);
   }
 }
 
@@ -225,8 +215,8 @@ void pool_spans_gradient(const PoolSpansGradient<Number>& task) {
       begun[token - first] = true;
       if (task.dscores)
         dscores[token - first] +=
-            weight * (dot_in_double(dout, tokens.x + token * tokens.x_stride, width) -
-                      task.offset[span]);
+            weight *
+            (dot(dout, tokens.x + token * tokens.x_stride, width) - task.offset[span]);
     }
   }
   for (int64_t token = first; token < end; ++token) {
@@ -321,10 +311,10 @@ void pool_prefixes(const PoolPrefixes<Number>& task) {
       for (int64_t i = 0; i < count; ++i)
         totals[i] = static_cast<Number>(block.totals[i]);
       for (int64_t i = 0; i < count; i += kLanesOf<Number>) {
-        const auto sums = load_some(totals + i, count - i);
-        const Vector<Number> lse = load_some(block.base + i, count - i) + log(sums);
-        store_some<Number>(sums == 0 ? broadcast(kNothing<Number>) : lse,
-                           pooled.lse + first + i, count - i);
+        const auto sums = load(totals + i, count - i);
+        const Vector<Number> lse = load(block.base + i, count - i) + log(sums);
+        store(sums == 0 ? broadcast(kNothing<Number>) : lse, pooled.lse + first + i,
+              count - i);
       }
     }
   });
@@ -393,8 +383,8 @@ void pool_prefixes_gradient(const PoolPrefixesGradient<Number>& task) {
 template <class Number>
 void pool_offsets(const PoolOffsets<Number>& task) {
   for (int64_t row = 0; row < task.rows; ++row)
-    task.offset[row] = dot_in_double(task.dout + row * task.dout_stride,
-                                     task.out + row * task.width, task.width) -
+    task.offset[row] = dot(task.dout + row * task.dout_stride,
+                           task.out + row * task.width, task.width) -
                        task.dlse[row];
 }
 

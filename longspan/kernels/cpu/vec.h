@@ -65,9 +65,10 @@ using Words = Vector<uint32_t>;
 }
 
 // The first `count` from memory, 0 after them.
-[[maybe_unused]] inline Floats load(const float* from, int64_t count) {
-  if (count >= kLanes) return load(from);
-  Floats x{};
+template <class Number>
+[[gnu::always_inline]] inline Vector<Number> load(const Number* from, int64_t count) {
+  if (count >= kLanesOf<Number>) return load(from);
+  Vector<Number> x{};
   for (int64_t i = 0; i < count; ++i) x[i] = from[i];
   return x;
 }
@@ -81,8 +82,10 @@ using Words = Vector<uint32_t>;
 }
 
 // Only the first `count`.
-[[maybe_unused]] inline void store(const Floats& x, float* to, int64_t count) {
-  if (count >= kLanes) return store(x, to);
+template <class Number>
+[[gnu::always_inline]] inline void store(const Vector<Number>& x, Number* to,
+                                         int64_t count) {
+  if (count >= kLanesOf<Number>) return store(x, to);
   for (int64_t i = 0; i < count; ++i) to[i] = x[i];
 }
 
@@ -163,14 +166,17 @@ constexpr __mmask16 kAllLanes = 0xffff;
   return __builtin_convertvector(halves[half], Doubles);
 }
 
-[[maybe_unused]] inline double sum_in_double(const Floats& x) {
+[[maybe_unused]] inline double sum_in_double(const Doubles& x) {
   using Two = double __attribute__((vector_size(16)));
-  const Doubles pairs = in_double(x, 0) + in_double(x, 1);
-  Two parts[kLanes / 4];
-  std::memcpy(parts, &pairs, sizeof pairs);
+  Two parts[kLanesOf<double> / 2];
+  std::memcpy(parts, &x, sizeof x);
   Two total{};
   for (const Two& part : parts) total += part;
   return total[0] + total[1];
+}
+
+[[maybe_unused]] inline double sum_in_double(const Floats& x) {
+  return sum_in_double(in_double(x, 0) + in_double(x, 1));
 }
 
 }  // namespace

@@ -17,14 +17,6 @@ constexpr int64_t kChunk = 16;  // tokens
 constexpr double kNever = -INFINITY;
 constexpr double kLeastWeight = 1e-30;
 
-[[maybe_unused]] inline Floats exponential(const Floats& x) { return exp(x); }
-
-// Doubles serve checks of gradients.
-[[maybe_unused]] inline Doubles exponential(Doubles x) {
-  for (int i = 0; i < kLanesOf<double>; ++i) x[i] = ::exp(x[i]);
-  return x;
-}
-
 [[maybe_unused]] inline float logarithm(float x) { return ::logf(x); }
 [[maybe_unused]] inline double logarithm(double x) { return ::log(x); }
 
@@ -76,7 +68,7 @@ template <class Number, class Log>
 inline void exponentials(const Log& log, Number* to) {
   for (int64_t i = 0; i < kChunk; ++i) to[i] = static_cast<Number>(log(i));
   for (int64_t i = 0; i < kChunk; i += kLanesOf<Number>)
-    store(exponential(load(to + i)), to + i);
+    store(exp(load(to + i)), to + i);
 }
 
 // What num is multiplied by; num and den are times exp(-scale).
@@ -131,11 +123,6 @@ inline void split(Number weight, Number* whole_part, Number* rest) {
   *rest = static_cast<Number>(static_cast<double>(weight) * ::exp(-log));
 }
 
-template <class Number>
-inline Number finite_or_0(Number x) {
-  return x == static_cast<Number>(kNever) ? 0 : x;
-}
-
 // What sums are relative to: the sums proper are times exp(peaks[f] + log_scale), for
 // plain features without peaks. Log features are in range only relative to something:
 // sums to a peak of each feature, queries to the largest term of their row. These are
@@ -166,9 +153,9 @@ struct Scale {
       store(top, peaks + i);
       const Vector<Number> base =
           top == static_cast<Number>(kNever) ? Vector<Number>{} : top;
-      store(exponential(old - base), kept + i);
+      store(exp(old - base), kept + i);
       for (int64_t t = 0; t < count; ++t)
-        store(exponential((load(rows[t] + i) + (whole_part[t] - base)) + rest[t]),
+        store(exp((load(rows[t] + i) + (whole_part[t] - base)) + rest[t]),
               features + t * width + i);
     }
   }
@@ -179,9 +166,8 @@ struct Scale {
     for (int64_t t = 0; t < kChunk; ++t) {
       const auto rest = static_cast<Number>(log[t] + log_scale);
       for (int64_t i = 0; i < width; i += kStep)
-        store(
-            exponential((load(rows[t] + i) + (load(peaks + i) + whole_part[t])) + rest),
-            features + t * width + i);
+        store(exp((load(rows[t] + i) + (load(peaks + i) + whole_part[t])) + rest),
+              features + t * width + i);
     }
   }
 

@@ -1,4 +1,5 @@
-// Functions of vectors, without libm; see vec.h for who may include this.
+// Functions of vectors, those of floats without libm; see vec.h for who may include
+// this.
 
 #pragma once
 
@@ -40,6 +41,12 @@ namespace {
 
   const Floats result = x > kHighest ? broadcast(__builtin_inff()) : p * scale;
   return x < kLowest ? Floats{} : result;
+}
+
+// Doubles serve checks of gradients: the functions of libm will do.
+[[maybe_unused]] inline Doubles exp(Doubles x) {
+  for (int i = 0; i < kLanesOf<double>; ++i) x[i] = __builtin_exp(x[i]);
+  return x;
 }
 
 // 2 to the power of x for x <= 127, within 2 units in the last place, and 1 exactly at
@@ -89,6 +96,43 @@ namespace {
   Doubles scale;
   std::memcpy(&scale, &bits, sizeof scale);
   return x < kLowest ? Doubles{} : p * scale;
+}
+
+// The natural logarithm of normal numbers above 0, within 1 unit in the last place; NaN
+// for NaN.
+[[maybe_unused]] inline Floats log(const Floats& x) {
+  // log(2), its first part so short that a whole number of them is exact.
+  constexpr float kLog2 = 0x1.62ep-1f, kRestOfLog2 = 3.194618495e-5f;
+  constexpr uint32_t kLowest = 0x3f3504f3;  // the bits of sqrt(1/2)
+
+  // x = 2^power * (1 + f), with 1 + f between sqrt(1/2) and sqrt(2).
+  Words bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  bits -= kLowest;
+  Ints exponent;
+  std::memcpy(&exponent, &bits, sizeof exponent);
+  const Floats power = __builtin_convertvector(exponent >> 23, Floats);
+  bits = (bits & 0x7fffff) + kLowest;
+  Floats f;
+  std::memcpy(&f, &bits, sizeof f);
+  f -= 1.0f;
+
+  // log(1 + f) = 2 (s + s^3 / 3 + s^5 / 5 + ...) with s = f / (2 + f), at most 0.172;
+  // and 2 s = f - s f, of which f is exact.
+  const Floats s = f / (f + 2.0f);
+  const Floats square = s * s;
+  Floats rest = broadcast(2.0f / 9);
+  rest = rest * square + 2.0f / 7;
+  rest = rest * square + 2.0f / 5;
+  rest = rest * square + 2.0f / 3;
+  const Floats result =
+      power * kLog2 + (f - (s * (f - square * rest) - power * kRestOfLog2));
+  return x == x ? result : x;
+}
+
+[[maybe_unused]] inline Doubles log(Doubles x) {
+  for (int i = 0; i < kLanesOf<double>; ++i) x[i] = __builtin_log(x[i]);
+  return x;
 }
 
 }  // namespace

@@ -3,29 +3,11 @@
 
 #pragma once
 
+#include "longspan/kernels/cpu/vec_memory.h"
 #include "longspan/kernels/cpu/vec_product.h"
 
 namespace longspan::cpu::LONGSPAN_ISA {
 namespace {
-
-constexpr int64_t kPadding = 16;  // rows in scratch are whole vectors of any width
-
-inline int64_t padded(int64_t width) {
-  return (width + kPadding - 1) / kPadding * kPadding;
-}
-
-// Hands out pieces of a buffer; of none, it only counts.
-template <class Number>
-struct Scratch {
-  Number* buffer = nullptr;
-  int64_t used = 0;
-
-  Number* take(int64_t count) {
-    Number* const piece = buffer ? buffer + used : nullptr;
-    used += padded(count);
-    return piece;
-  }
-};
 
 template <class Number>
 struct Rows {
@@ -65,18 +47,6 @@ template <class Number, int by = kLanesOf<Number> / 2>
   x = larger(x, turned<by>(x, AllLanes<Number>()));
   if constexpr (by > 1) return largest_of<Number, by / 2>(x);
   return x[0];
-}
-
-// The sum of the first `count` of a[i] * b[i].
-template <class Number>
-inline Number dot(const Number* a, const Number* b, int64_t count) {
-  Vector<Number> sums{};
-  int64_t i = 0;
-  for (; i + kLanesOf<Number> <= count; i += kLanesOf<Number>)
-    sums += load(a + i) * load(b + i);
-  Number sum = sum_of<Number>(sums);
-  for (; i < count; ++i) sum += a[i] * b[i];
-  return sum;
 }
 
 template <class Number>

@@ -9,7 +9,7 @@
 #include <ctime>
 #include <vector>
 
-namespace longspan::cli {
+namespace longspan {
 
 // Seconds. `cpu` is of all threads of the process: where others compute, it tells more.
 struct Spent {
@@ -32,13 +32,13 @@ inline double median(std::vector<double> values) {
 }
 
 // Medians over the turns.
-struct Turns {
+struct Interleaved {
   Spent ours, theirs;
   Spent ratio;  // theirs / ours, turn by turn: how many times faster ours is
 };
 
 template <class Ours, class Theirs>
-Turns take_turns(const Ours& ours, const Theirs& theirs, int64_t turns) {
+Interleaved interleaved(const Ours& ours, const Theirs& theirs, int64_t turns) {
   ours();
   theirs();
   std::vector<Spent> our_times, their_times, ratios;
@@ -59,4 +59,4 @@ Turns take_turns(const Ours& ours, const Theirs& theirs, int64_t turns) {
   return {middle(our_times), middle(their_times), middle(ratios)};
 }
 
-}  // namespace longspan::cli
+}  // namespace longspan
