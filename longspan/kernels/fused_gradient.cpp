@@ -27,8 +27,8 @@ int64_t padded(int64_t width) { return parts_of(width, cpu::kPadding) * cpu::kPa
 struct Task {
   int64_t example, head, source;
   int64_t first, end;  // tiles of keys
-  int64_t query_first,
-      query_end;             // tiles of queries; it visits those that see its keys
+  // Tiles of queries; it visits those that see some of its keys.
+  int64_t query_first, query_end;
   int32_t key_number = 0;    // among those that add to the same keys
   int32_t entry_number = 0;  // among those that add to the same biases by entry
   // Of each tile of queries it visits, among those that add to the same dense bias;
@@ -45,8 +45,7 @@ int64_t tiles_per_task(const AttentionCall& call, const AttentionSizes& sizes) {
   int64_t each =
       std::clamp(kSums / (kTile * (padded(sizes.width) + padded(sizes.value_width))),
                  int64_t{1}, kMostTiles);
-  while (each > 1 &&
-         sizes.examples * sizes.heads * ((tiles + each - 1) / each) < kFewTasks)
+  while (each > 1 && sizes.examples * sizes.heads * parts_of(tiles, each) < kFewTasks)
     each /= 2;
   return each;
 }
@@ -135,8 +134,7 @@ void run(const cpu::GradientTask<double>& task) {
                       cpu::avx512::attend_gradient)(task);
 }
 
-// The gradients of one source, as the kernels sum them.
-template <class Number>
+// The gradients of one source, as the kernels sum them; undefined: not wanted.
 struct SourceSlopes {
   Tensor k, v;           // as k and v
   Tensor column;         // [B, H, M]
@@ -202,9 +200,9 @@ class Gradient {
 
   bool is_wanted(const Tensor& tensor) const { return wanted_.contains(&tensor); }
 
-  SourceSlopes<Number> start(const Source& source) const {
+  SourceSlopes start(const Source& source) const {
     const Bias& bias = source.bias;
-    SourceSlopes<Number> slopes;
+    SourceSlopes slopes;
     if (is_wanted(source.k)) slopes.k = zeros(source.k.sizes());
     if (is_wanted(source.v)) slopes.v = zeros(source.v.sizes());
     if (is_wanted(bias.column))
@@ -413,7 +411,7 @@ class Gradient {
   void run_task(const Task& task, Workspace& workspace, Stops& stops) {
     const auto [example, head] = std::pair(task.example, task.head);
     const Source& source = call_.sources[task.source];
-    const SourceSlopes<Number>& slopes = sources_[task.source];
+    const SourceSlopes& slopes = sources_[task.source];
     const int64_t width = padded(sizes_.width),
                   value_width = padded(sizes_.value_width);
     cpu::KeySums<Number> sums = workspace.sums;
@@ -497,7 +495,7 @@ class Gradient {
   void add_keys(const Task& task, const cpu::HeadSource<Number>& source,
                 const cpu::KeySums<Number>& sums) {
     const auto scale = static_cast<Number>(call_.scale());
-    const SourceSlopes<Number>& slopes = sources_[task.source];
+    const SourceSlopes& slopes = sources_[task.source];
     Number* const k =
         HeadRows<Number>(slopes.k, sizes_.heads).at(task.example, task.head);
     Number* const v =
@@ -518,7 +516,7 @@ class Gradient {
   }
 
   void add_entries(const Task& task, const cpu::KeySums<Number>& sums) {
-    const SourceSlopes<Number>& slopes = sources_[task.source];
+    const SourceSlopes& slopes = sources_[task.source];
     const auto of_head = [&]<class T>(const Tensor& tensor, T*) {
       return tensor.data_ptr<T>() +
              (tensor.size(0) == 1 ? 0 : task.head * tensor.stride(0));
@@ -547,7 +545,7 @@ class Gradient {
   std::vector<Tensor> finished() const {
     std::vector<Tensor> all = {q_};
     for (size_t s = 0; s < sources_.size(); ++s) {
-      const SourceSlopes<Number>& slopes = sources_[s];
+      const SourceSlopes& slopes = sources_[s];
       const Bias& bias = call_.sources[s].bias;
       const auto add = [&](const Tensor& given, const Tensor& slope,
                            const auto& shaped) {
@@ -582,7 +580,7 @@ class Gradient {
   int64_t query_tiles_;
   std::vector<Task> tasks_;
   Tensor q_;
-  std::vector<SourceSlopes<Number>> sources_;
+  std::vector<SourceSlopes> sources_;
   std::unique_ptr<Turn[]> query_turns_, entry_turns_;
   std::vector<std::unique_ptr<Turn[]>> key_turns_, dense_turns_;  // of each source
 };
