@@ -6,7 +6,7 @@ longspan = build/release/longspan
 
 .PHONY: demo test configure packages
 
-# Makes data, trains on it for about two minutes, and judges the best of the training.
+# Makes data, trains on it for little more than a minute, and judges the best of the training.
 demo: configure
 	cmake --build --preset release --target longspan_program
 	rm -rf build/demo
