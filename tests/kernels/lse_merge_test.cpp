@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "longspan/base/threads.h"
+#include "tests/support/any_threads.h"
 #include "tests/support/each_isa.h"
 #include "tests/support/tensors.h"
 
@@ -252,17 +252,10 @@ TEST(LseMerge, IsTheSameForAnyNumberOfThreads) {
     const auto lses = random_tensors(3, {2, 3, 700}, dtype, /*seed=*/1);
     const std::vector<Attended> parts = {
         {outs[0], lses[0]}, {outs[1], lses[1]}, {outs[2], lses[2]}};
-    const auto run = [&](int count) {
-      const UseThreads threads(count);
+    const auto run = [&] {
       return results(merge, parts, dtype, {outs[0], lses[0].to(torch::kFloat)});
     };
-    const auto one = run(1);
-    for (const int count : {2, 3}) {
-      const auto many = run(count);
-      for (size_t i = 0; i < one.size(); ++i)
-        EXPECT_TRUE(torch::equal(one[i], many[i]))
-            << "result " << i << " with " << count << " threads in " << dtype;
-    }
+    EXPECT_TRUE(testing::same_with_any_threads(run)) << dtype;
   }
 }
 
