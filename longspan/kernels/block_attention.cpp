@@ -16,10 +16,15 @@ using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The pairs that the layout of a source shows, over all examples and heads.
-int64_t visited_pairs(const Source& source, const AttentionSizes& sizes) {
+// The pairs of places that the layout of a source shows, over all examples and heads.
+int64_t visited_pairs(const Queries& queries, const Source& source,
+                      const AttentionSizes& sizes) {
+  const auto places = [](const Tensor& rows, int64_t count) {
+    return rows.defined() ? rows.size(-1) : count;
+  };
   if (!source.layout)
-    return sizes.examples * sizes.heads * sizes.queries * source.k.size(2);
+    return sizes.examples * sizes.heads * places(queries.rows, sizes.queries) *
+           places(source.rows, source.k.size(2));
   std::vector<int64_t> each;
   for (int64_t pattern = 0; pattern < source.layout->patterns(); ++pattern)
     each.push_back(source.layout->pairs(pattern));
@@ -97,7 +102,7 @@ Attended block_attention(const Queries& queries, const std::vector<Source>& sour
   AttentionCall call{queries, sources, options};
   const AttentionSizes sizes = check(call);
   int64_t pairs = 0;
-  for (const Source& source : sources) pairs += visited_pairs(source, sizes);
+  for (const Source& source : sources) pairs += visited_pairs(queries, source, sizes);
   const Flops counted(2 * pairs * (sizes.width + sizes.value_width));
   if (!has_fused_attention(queries.q.device()))
     return block_attention_reference(queries, sources, options);

@@ -61,9 +61,9 @@ Tensor shown(const Layout& layout, const Tensor& like) {
   const auto& choice = layout.choice();
   const auto chosen = torch::tensor(choice.pattern, torch::kLong);
   return torch::stack(masks)
-      .index_select(0, chosen)
-      .view({choice.examples, choice.heads, layout.queries(), layout.keys()})
-      .to(like.device());
+      .to(like.device())
+      .index_select(0, chosen.to(like.device()))
+      .view({choice.examples, choice.heads, layout.queries(), layout.keys()});
 }
 
 // The entries of table or vectors that pairs use, [B|1, H|1, N, M].

@@ -232,12 +232,13 @@ void append_visits(const Source& source, int64_t example, int64_t head,
     return;
   }
   const Layout& layout = *source.layout;
-  const auto runs = layout.row(layout.pattern_of(example, head), query_tile);
+  const Tiles& tiles = layout.tiles(layout.pattern_of(example, head));
+  const auto runs = tiles.row(query_tile);
   auto run = std::ranges::partition_point(
       runs, [&](const Run& one) { return one.first + one.count <= first; });
   for (; run != runs.end() && run->first < end; ++run) {
     const uint64_t* const mask =
-        run->mask == Layout::kFull ? nullptr : layout.masks()[run->mask].data();
+        run->mask == Layout::kFull ? nullptr : tiles.masks()[run->mask].data();
     const int64_t from = std::max<int64_t>(run->first, first);
     const int64_t to = std::min<int64_t>(run->first + run->count, end);
     for (int64_t tile = from; tile < to; ++tile)

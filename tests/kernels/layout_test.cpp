@@ -211,21 +211,21 @@ void expect_shows(const Layout& layout, int64_t pattern, const Sees& sees) {
         EXPECT_EQ(mask, Layout::kFull) << "tile " << a << ", " << b;
         continue;
       }
-      ASSERT_TRUE(mask >= 0 && mask < static_cast<int32_t>(layout.masks().size()));
-      MaskTile stored = layout.masks()[mask];
+      ASSERT_TRUE(mask >= 0 &&
+                  mask < static_cast<int32_t>(layout.masks(pattern).size()));
+      MaskTile stored = layout.masks(pattern)[mask];
       std::fill(stored.begin() + columns, stored.end(), 0);
       EXPECT_EQ(stored, expected) << "tile " << a << ", " << b;
     }
 }
 
 void expect_different_masks_all_used(const Layout& layout) {
-  const auto masks = layout.masks();
+  const auto masks = layout.masks(0);
   EXPECT_EQ(std::set<MaskTile>(masks.begin(), masks.end()).size(), masks.size());
   std::set<int32_t> used;
-  for (int64_t pattern = 0; pattern < layout.patterns(); ++pattern)
-    for (int64_t tile = 0; tile < layout.query_tiles(); ++tile)
-      for (const Run& run : layout.row(pattern, tile))
-        if (run.mask != Layout::kFull) used.insert(run.mask);
+  for (int64_t tile = 0; tile < layout.query_tiles(); ++tile)
+    for (const Run& run : layout.row(0, tile))
+      if (run.mask != Layout::kFull) used.insert(run.mask);
   EXPECT_EQ(used.size(), masks.size());
 }
 
@@ -274,7 +274,7 @@ TEST(Layout, ShowsEverythingWithoutAPattern) {
     for (const int64_t keys : kSizes) {
       const Layout layout(queries, keys);
       expect_shows(layout, 0, [](int64_t, int64_t) { return true; });
-      EXPECT_TRUE(layout.masks().empty());
+      EXPECT_TRUE(layout.masks(0).empty());
     }
 }
 
@@ -311,7 +311,7 @@ TEST(Layout, OfPatternsThatNestIsThatOfThePairs) {
 TEST(Layout, OfAllKeysIsOneRunARow) {
   const Layout layout(65536, 65536);
   EXPECT_EQ(runs(layout), (Runs{1024, 1024}));
-  EXPECT_TRUE(layout.masks().empty());
+  EXPECT_TRUE(layout.masks(0).empty());
   const auto row = layout.row(0, 1023);
   ASSERT_EQ(row.size(), 1);
   EXPECT_EQ(row[0].first, 0);
@@ -322,27 +322,27 @@ TEST(Layout, OfAllKeysIsOneRunARow) {
 
 TEST(Layout, OfThePastHasOneMaskAndTwoRunsARow) {
   const Layout layout(1024, 1024, past_keys());
-  EXPECT_EQ(layout.masks().size(), 1);
+  EXPECT_EQ(layout.masks(0).size(), 1);
   EXPECT_EQ(runs(layout), (Runs{31, 31}));  // 16 tiles, of which one has one run
   EXPECT_EQ(layout.pairs(0), 1024 * 1025 / 2);
 
-  EXPECT_EQ(Layout(1024, 1024, past_keys(64)).masks().size(), 1);
-  EXPECT_EQ(Layout(1024, 1024, past_keys(-128)).masks().size(), 1);
-  EXPECT_EQ(Layout(1024, 1024, past_keys(5)).masks().size(), 2);
+  EXPECT_EQ(Layout(1024, 1024, past_keys(64)).masks(0).size(), 1);
+  EXPECT_EQ(Layout(1024, 1024, past_keys(-128)).masks(0).size(), 1);
+  EXPECT_EQ(Layout(1024, 1024, past_keys(5)).masks(0).size(), 2);
 }
 
 TEST(Layout, OfAWindowHasFewMasksAndFewRunsARow) {
   const Layout centred(4096, 4096, window_of_keys(128, 128));
-  EXPECT_EQ(centred.masks().size(), 2);  // where it begins and where it ends
+  EXPECT_EQ(centred.masks(0).size(), 2);  // where it begins and where it ends
   const auto [rows, columns] = runs(centred);
   EXPECT_EQ(rows, 64 + 62 + 62);
   EXPECT_EQ(columns, rows);
 
   const Layout behind(4096, 4096, window_of_keys(100, 0));
-  EXPECT_EQ(behind.masks().size(), 3);
+  EXPECT_EQ(behind.masks(0).size(), 3);
   EXPECT_EQ(runs(behind), (Runs{64 + 63 + 62, 64 + 63 + 62}));
 
-  EXPECT_EQ(Layout(4096, 4096, window_of_keys(4, 4, 64)).masks().size(), 1);
+  EXPECT_EQ(Layout(4096, 4096, window_of_keys(4, 4, 64)).masks(0).size(), 1);
 }
 
 TEST(Layout, GrowsWithTheQueriesAndNotWithTheirSquare) {
@@ -353,11 +353,11 @@ TEST(Layout, GrowsWithTheQueriesAndNotWithTheirSquare) {
     EXPECT_LE(runs(twice).first, 2 * runs(once).first + 16);
     EXPECT_LE(runs(twice).second, 2 * runs(once).second + 16);
     EXPECT_LE(runs(once).first, 5 * 64);
-    EXPECT_EQ(twice.masks().size(), once.masks().size());
+    EXPECT_EQ(twice.masks(0).size(), once.masks(0).size());
   }
 }
 
-TEST(Layout, HoldsManyPatternsThatShareTheirMasks) {
+TEST(Layout, HoldsManyPatterns) {
   const std::vector<Case> cases = {past(0), given("", random_spans(3, 3)), past(64),
                                    window(20, 20), past(0)};
   std::vector<Pattern> patterns;
@@ -366,11 +366,19 @@ TEST(Layout, HoldsManyPatternsThatShareTheirMasks) {
   EXPECT_EQ(layout.patterns(), 5);
   for (size_t i = 0; i < cases.size(); ++i)
     expect_shows(layout, static_cast<int64_t>(i), cases[i].sees);
-  expect_different_masks_all_used(layout);
+}
 
-  const Layout shared(1024, 1024, {past_keys(), past_keys(64), past_keys(), all_keys()},
-                      {});
-  EXPECT_EQ(shared.masks().size(), 1);
+TEST(Layout, IsMadeOfTilesThatAreThere) {
+  const Tiles past(140, 210, past_keys()), all(140, 210, all_keys());
+  const Layout layout({past, all, past}, {.heads = 2, .pattern = {1, 2}});
+  EXPECT_EQ(layout.row(2, 1).data(), past.row(1).data());
+  EXPECT_EQ(layout.pairs(layout.pattern_of(0, 0)), 140 * 210);
+  EXPECT_EQ(layout.pairs(layout.pattern_of(5, 1)), 140 * 141 / 2);
+  EXPECT_EQ(refusal([&] {
+              Layout({past, Tiles(140, 200, all_keys())}, {});
+            }),
+            "layout: all patterns must be for 140 queries and 210 keys, got one for "
+            "140 and 200");
 }
 
 TEST(Layout, LetsEveryExampleAndHeadChoose) {
@@ -402,7 +410,7 @@ TEST(Layout, SharesItsListsWithItsCopies) {
   const Layout second = *first;
   EXPECT_EQ(second.row(0, 1).data(), first->row(0, 1).data());
   EXPECT_EQ(second.column(0, 1).data(), first->column(0, 1).data());
-  EXPECT_EQ(second.masks().data(), first->masks().data());
+  EXPECT_EQ(second.masks(0).data(), first->masks(0).data());
   first.reset();
   expect_shows(second, 0, [](int64_t i, int64_t j) { return j <= i + 3; });
 }
@@ -436,34 +444,6 @@ TEST(Layout, RefusesWhatItCannotShow) {
   EXPECT_EQ(choosing(1, 2, {0, 2}), "layout: the choice names pattern 2, there are 2");
   EXPECT_EQ(choosing(1, 2, {-1, 0}),
             "layout: the choice names pattern -1, there are 2");
-}
-
-TEST(Pattern, RefusesSizesItCannotHave) {
-  const std::string window =
-      "window: before and after must be 0 or more and dilation 1 or more, got ";
-  EXPECT_EQ(refusal([] { window_of_keys(-1, 2); }), window + "-1, 2 and 1");
-  EXPECT_EQ(refusal([] { window_of_keys(1, -2); }), window + "1, -2 and 1");
-  EXPECT_EQ(refusal([] { window_of_keys(1, 2, 0); }), window + "1, 2 and 0");
-  EXPECT_EQ(refusal([] { block_of_keys(0); }), "block: size must be 1 or more, got 0");
-  EXPECT_EQ(refusal([] { block_of_keys(-3); }),
-            "block: size must be 1 or more, got -3");
-}
-
-TEST(Pattern, AddsToTheKeysThatAreThere) {
-  const Pattern patterns[] = {all_keys(),
-                              past_keys(),
-                              window_of_keys(1, 1),
-                              window_of_keys(1, 1, 2),
-                              block_of_keys(2),
-                              any_of({past_keys(), all_keys()}),
-                              both_of(past_keys(), all_keys())};
-  for (const auto& pattern : patterns) {
-    std::vector<Span> keys = {{70, 71}};
-    pattern(3, keys);
-    ASSERT_GE(keys.size(), 2);
-    EXPECT_EQ(keys[0].from, 70);
-    EXPECT_EQ(keys[0].to, 71);
-  }
 }
 
 }  // namespace
