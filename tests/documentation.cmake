@@ -1,8 +1,8 @@
 cmake_minimum_required(VERSION 3.25)
 
 # What README and docs show is so: commands of the program run, other commands are of a
-# known kind, C++ is taken from the examples, the table of mechanisms is the program's,
-# and links lead somewhere.
+# known kind, C++ is taken from the examples, the table and the pages of mechanisms are the
+# program's, and links lead somewhere.
 file(GLOB pages ${ROOT}/README.md ${ROOT}/CONTRIBUTING.md ${ROOT}/docs/*.md)
 file(GLOB_RECURSE example_files ${ROOT}/examples/*.cpp ${ROOT}/examples/CMakeLists.txt
      ${ROOT}/longspan/*.h ${ROOT}/longspan/*.cpp)
@@ -53,6 +53,7 @@ foreach(page IN LISTS pages)
         string(REGEX REPLACE "^build/release/longspan" "" line "${line}")
         if(takes_long)  # the same in small
           string(REGEX REPLACE "--(train|valid|test) [0-9]+" "--\\1 20" line "${line}")
+          string(REGEX REPLACE "--lengths [0-9,]+" "--lengths 64,128" line "${line}")
           if(line MATCHES "^ train")
             string(APPEND line " --task.longest 32 --model.embedding 16 --train.batch 2"
                    " --train.steps 2 --train.evaluate_every 2 --train.learning_rate 0.001 --train.schedule <open>constant<close>")
@@ -120,3 +121,29 @@ string(FIND "${configuration}" "${keys}" at)
 if(at EQUAL -1)
   message(SEND_ERROR "docs/configuration.md does not have `longspan train --dump-config`:\n${keys}")
 endif()
+
+# The reference pages are what the program writes, and nothing else.
+set(pages ${ROOT}/docs/mechanisms)
+set(written ${BUILD}/documentation/mechanisms)
+set(renew "`build/release/longspan describe --pages docs/mechanisms` renews it")
+file(REMOVE_RECURSE ${written})
+execute_process(COMMAND ${PROGRAM} describe --pages ${written} OUTPUT_QUIET
+                COMMAND_ERROR_IS_FATAL ANY)
+file(GLOB names RELATIVE ${written} ${written}/*)
+foreach(name IN LISTS names)
+  if(NOT EXISTS ${pages}/${name})
+    message(SEND_ERROR "docs/mechanisms/${name} is missing; ${renew}")
+    continue()
+  endif()
+  file(SHA256 ${written}/${name} expected)
+  file(SHA256 ${pages}/${name} found)
+  if(NOT found STREQUAL expected)
+    message(SEND_ERROR "docs/mechanisms/${name} differs from what the program writes; ${renew}")
+  endif()
+endforeach()
+file(GLOB found RELATIVE ${pages} ${pages}/*)
+foreach(name IN LISTS found)
+  if(NOT name IN_LIST names)
+    message(SEND_ERROR "docs/mechanisms/${name} belongs to no mechanism; remove it")
+  endif()
+endforeach()

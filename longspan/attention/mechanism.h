@@ -51,6 +51,17 @@ class Shared : public torch::nn::Module {
   bool empty() const { return parameters().empty() && buffers().empty(); }
 };
 
+// How a token sees another: by a weight of its own, in a summary of several, or over
+// tokens of a memory that both meet.
+enum class Sees : uint8_t { nothing, directly, summarised, through_memory };
+
+// Who sees whom, for pictures.
+struct Sight {
+  torch::Tensor pairs = {};  // [H|1, rows, columns] uint8 of Sees
+  // How many of the first rows and columns are of a memory, not of the sequence.
+  int64_t memory_rows = 0, memory_columns = 0;
+};
+
 // What all seams have in common: a part knows its row, and refuses what the row does
 // not claim before any work is done.
 class Part : public torch::nn::Module {
@@ -60,6 +71,13 @@ class Part : public torch::nn::Module {
     return *mechanism_;
   }
   void belongs_to(const Mechanism& mechanism) { mechanism_ = &mechanism; }
+
+  // Who sees whom among `tokens` tokens; no pairs where only gradients can tell. Where
+  // global tokens are the point, the first is one.
+  virtual Sight sight(int64_t tokens, bool causal) {
+    (void)tokens, (void)causal;
+    return {};
+  }
 
  protected:
   // Fails unless the row claims all that `pass` asks for, and its tensors fit.
@@ -90,6 +108,9 @@ class Attention : public Part {
   // nor dropout.
   torch::Tensor reference(const torch::Tensor& q, const torch::Tensor& k,
                           const torch::Tensor& v, Pass& pass);
+
+  // Whether the rows of global tokens have projections of their own, pass.global.
+  virtual bool has_global_projections() const;
 
  private:
   virtual torch::Tensor run(const torch::Tensor& q, const torch::Tensor& k,
@@ -153,8 +174,9 @@ struct Abilities {
   bool grouped = false;  // fewer heads of keys than of queries
 };
 
-// Which projections the adapter makes for an Attention.
-enum class Projections { qkv, qk_v, v, none };
+// Which projections the adapter makes for an Attention. `qkv_global`: a second set for
+// the rows of global tokens, at first like the first.
+enum class Projections { qkv, qkv_global, qk_v, v, none };
 
 // What the block around the mechanism still does.
 struct Keeps {
@@ -197,6 +219,7 @@ struct Mechanism {
   Projections projections = Projections::qkv;
   Keeps keeps = {};
   bool full = false;               // a query meets every key it may see
+  bool predicts = false;           // a token does not see itself, only those before it
   bool zero_weights = false;       // a key that is met may have the weight 0 (entmax)
   bool by_content = false;         // which keys a query meets depends on the data
   std::string_view training = {};  // clauses that do not hold in training, and why
@@ -207,6 +230,15 @@ struct Mechanism {
 
   std::string_view seam() const;
 };
+
+// For Mechanism::make: a `Made` from settings and sizes.
+template <class Seam, class Made>
+constexpr Mechanism::Make<Seam> made_as() {
+  return [](const Settings& settings, const Sizes& sizes,
+            const std::shared_ptr<Shared>&) -> std::shared_ptr<Seam> {
+    return std::make_shared<Made>(settings, sizes);
+  };
+}
 
 // Every mechanism, in the order of mechanisms.def.
 std::span<const Mechanism* const> mechanisms();

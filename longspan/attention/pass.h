@@ -31,6 +31,13 @@ struct Mask {
   torch::Tensor segment = {};  // [B, N] integer: tokens see their own segment only
 };
 
+// Tokens projected to heads.
+struct Heads {
+  torch::Tensor q = {};  // [B, H, N, d]
+  torch::Tensor k = {};  // [B, Hk, N, d]
+  torch::Tensor v = {};  // [B, Hk, N, dv]
+};
+
 // Named tensors that a layer keeps between calls, and the records of mechanisms inside
 // it. Tensors are replaced, never written into: copies of a record share them. As a
 // decoding state its tensors begin with the examples of the batch. Names have no dots.
@@ -67,6 +74,9 @@ struct Pass {
   // Where keys and values come from if not from the layer's own tokens. An Attention is
   // handed them projected; it reads tokens and positions here.
   Stream context = {};
+  // The rows of global tokens with projections of their own (Longformer); undefined:
+  // they have those of all tokens.
+  Heads global = {};
   Stream side = {};  // a second stream; a layer that changes it writes it here
   // Of this layer, kept from batch to batch by the trainer.
   Record* carry = nullptr;

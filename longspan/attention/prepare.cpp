@@ -1,6 +1,7 @@
 #include "longspan/attention/prepare.h"
 
 #include <limits>
+#include <optional>
 
 #include "longspan/base/error.h"
 
@@ -14,17 +15,20 @@ Tensor for_heads(const Tensor& tensor) {
   return tensor.dim() == 2 ? tensor.unsqueeze(1) : tensor;
 }
 
-// What is known about the tokens of `state` and now of `count` more of them, [B, n].
-// Where one side is undefined it is `usual`; both undefined stays so.
+// What prepare() keeps beside k and v, of every key.
+constexpr const char* kOfKeys[] = {"tokens", "segment", "positions", "global"};
+
+// What is known about the `held` keys of `state` and now of `count` more, [B, n]. Where
+// one side is undefined it is `usual`; both undefined stays so.
 Tensor remembered(Record& state, const char* name, const Tensor& now, int64_t examples,
-                  int64_t count, int64_t usual) {
+                  int64_t held, int64_t count, int64_t usual) {
   const Tensor past = state.get(name);
   if (!past.defined() && !now.defined()) return {};
   const Tensor& like = past.defined() ? past : now;
   const auto filled = [&](int64_t n) {
     return torch::full({examples, n}, usual, like.options());
   };
-  const Tensor before = past.defined() ? past : filled(state.tokens);
+  const Tensor before = past.defined() ? past : filled(held);
   const Tensor after =
       now.defined() ? now.expand({examples, -1}).to(like.options()) : filled(count);
   const Tensor all = torch::cat({before, after}, 1);
@@ -36,13 +40,15 @@ Tensor remembered(Record& state, const char* name, const Tensor& now, int64_t ex
 
 Prepared prepare(const Tensor& q, const Tensor& k, const Tensor& v, Pass& pass) {
   Prepared prepared;
-  auto& [queries, source, options, order] = prepared;
+  auto& [queries, source, options, global, order] = prepared;
   const int64_t examples = q.size(0), count = q.size(2);
   queries.q = q;
   source.k = k;
   source.v = v;
   auto [unused, tokens, key_positions] = pass.keys(count, k.size(2));
   Tensor segment = pass.mask.segment;
+  global = pass.mask.global;
+  std::optional<int64_t> first;
 
   if (Record* const state = pass.state) {
     require(state->tokens == 0 ||
@@ -56,14 +62,20 @@ Prepared prepare(const Tensor& q, const Tensor& k, const Tensor& v, Pass& pass) 
     };
     source.k = grown("k", k);
     source.v = grown("v", v);
-    tokens = remembered(*state, "tokens", tokens, examples, count, /*usual=*/1);
-    segment = remembered(*state, "segment", segment, examples, count, /*usual=*/0);
-    key_positions = remembered(*state, "positions", key_positions, examples, count, 0);
+    const auto known = [&](const char* name, const Tensor& now, int64_t usual) {
+      return remembered(*state, name, now, examples, source.k.size(2) - count, count,
+                        usual);
+    };
+    tokens = known("tokens", tokens, 1);
+    segment = known("segment", segment, 0);
+    key_positions = known("positions", key_positions, 0);
+    global = known("global", global, 0);
+    first = state->tokens;
     state->tokens += count;
   }
 
   const int64_t shift = source.k.size(2) - count;
-  queries.first = shift;
+  queries.first = first.value_or(shift);
   queries.positions = pass.positions.defined() ? for_heads(pass.positions) : Tensor();
   if (pass.state && key_positions.defined())
     queries.positions = for_heads(key_positions.slice(1, shift));
@@ -79,13 +91,10 @@ Prepared prepare(const Tensor& q, const Tensor& k, const Tensor& v, Pass& pass) 
     else
       order = past_keys(shift);
   }
-  if (tokens.defined()) {
-    using Limit = std::numeric_limits<int64_t>;
-    const auto whole = q.options().dtype(torch::kLong);
-    source.to =
-        torch::where(tokens.to(q.device()), torch::full({}, Limit::max(), whole),
-                     torch::full({}, Limit::min(), whole))
-            .unsqueeze(1);
+  if (tokens.defined()) source.to = open_where(tokens.to(q.device()));
+  if (global.defined()) {
+    global = global.to(q.device());
+    if (tokens.defined()) global = global.logical_and(tokens.to(q.device()));
   }
   if (segment.defined()) {
     source.buckets = for_heads(segment);
@@ -95,6 +104,24 @@ Prepared prepare(const Tensor& q, const Tensor& k, const Tensor& v, Pass& pass) 
   if (pass.training && pass.dropout > 0)
     options.dropout = {.probability = pass.dropout, .key = pass.draw.key()};
   return prepared;
+}
+
+Tensor open_where(const Tensor& real) {
+  using Limit = std::numeric_limits<int64_t>;
+  const auto whole = real.options().dtype(torch::kLong);
+  return torch::where(real, torch::full({}, Limit::max(), whole),
+                      torch::full({}, Limit::min(), whole))
+      .unsqueeze(1);
+}
+
+void keep_keys(Record& state, const Tensor& kept) {
+  const auto keep = [&](const char* name, int64_t axis) {
+    if (const Tensor held = state.get(name); held.defined())
+      state.set(name, held.index_select(axis, kept.to(held.device())));
+  };
+  keep("k", 2);
+  keep("v", 2);
+  for (const char* const name : kOfKeys) keep(name, 1);
 }
 
 }  // namespace longspan

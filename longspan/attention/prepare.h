@@ -13,6 +13,7 @@ struct Prepared {
   Queries queries;
   Source source;  // its keys carry padding, segments, positions, bias, and the past
   BlockAttention options;
+  torch::Tensor global = {};  // [B, M] bool: real keys that all see; or undefined
   // The keys that causality shows where positions are the sequence's own: a mechanism
   // lays its pattern over it. Where positions are given, the keys' intervals say it.
   Pattern order;
@@ -25,5 +26,11 @@ struct Prepared {
 // Without given positions the queries are the last of the keys.
 Prepared prepare(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                  Pass& pass);
+
+// `to` of a source that shows the keys where `real` [B, M], [B, 1, M].
+torch::Tensor open_where(const torch::Tensor& real);
+
+// Leaves only the keys `kept` [n] of those that prepare() put into `state`.
+void keep_keys(Record& state, const torch::Tensor& kept);
 
 }  // namespace longspan

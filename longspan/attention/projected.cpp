@@ -1,20 +1,13 @@
 #include "longspan/attention/projected.h"
 
-#include <torch/nn/init.h>
-
+#include "longspan/attention/head_axis.h"
 #include "longspan/base/error.h"
 #include "longspan/base/shapes.h"
-#include "longspan/kernels/matmul.h"
 
 namespace longspan {
 namespace {
 
 using torch::Tensor;
-
-// [B, N, H*w] -> [B, H, N, w]
-Tensor in_heads(const Tensor& x, int64_t heads) {
-  return x.view({x.size(0), x.size(1), heads, x.size(2) / heads}).transpose(1, 2);
-}
 
 // Takes the decoding state out of a pass: the keys of a context are whole at once.
 class WithoutState {
@@ -45,31 +38,43 @@ Projected::Projected(std::shared_ptr<Attention> attention, const Sizes& sizes,
           row.name, ": queries and keys are one, so key_heads must be heads, ",
           sizes_.heads, ", got ", sizes_.key_heads);
   const auto [projections, embedding] = std::pair(row.projections, sizes_.embedding);
-  if (projections == Projections::qkv || projections == Projections::qk_v)
+  const bool has_global = attention_->has_global_projections();
+  const auto linear = [&](const char* name, int64_t out, int64_t in) {
+    return make_linear(*this, name, out, in, options_.bias);
+  };
+  if (projections != Projections::v)
     q_ = linear("q", sizes_.heads * sizes_.head_width, embedding);
-  if (projections == Projections::qkv)
+  if (projections == Projections::qkv || has_global)
     k_ = linear("k", sizes_.key_heads * sizes_.head_width, embedding);
   v_ = linear("v", sizes_.key_heads * sizes_.value_width, embedding);
+  if (has_global) {
+    global_q_ = copied("global_q", q_);
+    global_k_ = copied("global_k", k_);
+    global_v_ = copied("global_v", v_);
+  }
   out_ = linear("out", embedding, sizes_.heads * sizes_.value_width);
 }
 
-Projected::Linear Projected::linear(const std::string& name, int64_t out, int64_t in) {
-  Linear made{.weight = register_parameter(name + "_weight", torch::empty({out, in})),
-              .bias = {}};
-  torch::nn::init::xavier_uniform_(made.weight);
-  if (options_.bias) made.bias = register_parameter(name + "_bias", torch::zeros(out));
+Linear Projected::copied(const std::string& name, const Linear& from) {
+  Linear made{
+      .weight = register_parameter(name + "_weight", from.weight.detach().clone()),
+      .bias = {}};
+  if (options_.bias)
+    made.bias = register_parameter(name + "_bias", from.bias.detach().clone());
   return made;
 }
 
-Projected::Heads Projected::heads(const Tensor& x, Pass& pass) {
+Heads Projected::heads(const Tensor& x, Pass& pass) {
   require(x.size(2) == sizes_.embedding, mechanism().name,
           ": x must be as wide as the embedding, ", sizes_.embedding, ", got ",
           shape(x));
-  const auto apply = [](const Linear& projection, const Tensor& input) {
-    return longspan::linear(input, projection.weight, projection.bias);
-  };
   Heads heads;
-  if (q_.weight.defined()) heads.q = in_heads(apply(q_, x), sizes_.heads);
+  pass.global = {};
+  if (global_q_.weight.defined() && pass.mask.global.defined() && !pass.mask.causal)
+    pass.global = {.q = in_heads(global_q_(x), sizes_.heads),
+                   .k = in_heads(global_k_(x), sizes_.key_heads),
+                   .v = in_heads(global_v_(x), sizes_.key_heads)};
+  if (q_.weight.defined()) heads.q = in_heads(q_(x), sizes_.heads);
   Record* const state = pass.crosses() ? pass.state : nullptr;
   if (state && state->get("context_v").defined()) {
     heads.k = state->get("context_k");
@@ -79,10 +84,10 @@ Projected::Heads Projected::heads(const Tensor& x, Pass& pass) {
   require(!pass.crosses() || pass.context.x.defined(), mechanism().name,
           ": the context must come with its x");
   const Tensor& other = pass.crosses() ? pass.context.x : x;
-  if (k_.weight.defined()) heads.k = in_heads(apply(k_, other), sizes_.key_heads);
+  if (k_.weight.defined()) heads.k = in_heads(k_(other), sizes_.key_heads);
   if (!k_.weight.defined() && q_.weight.defined())
-    heads.k = pass.crosses() ? in_heads(apply(q_, other), sizes_.heads) : heads.q;
-  heads.v = in_heads(apply(v_, other), sizes_.key_heads);
+    heads.k = pass.crosses() ? in_heads(q_(other), sizes_.heads) : heads.q;
+  heads.v = in_heads(v_(other), sizes_.key_heads);
   if (state) {
     if (heads.k.defined()) state->set("context_k", heads.k);
     state->set("context_v", heads.v);
@@ -91,7 +96,7 @@ Projected::Heads Projected::heads(const Tensor& x, Pass& pass) {
 }
 
 Tensor Projected::joined(const Tensor& heads) const {
-  return longspan::linear(heads.transpose(1, 2).flatten(2), out_.weight, out_.bias);
+  return out_(joined_heads(heads));
 }
 
 Tensor Projected::run(const Tensor& x, Pass& pass) {

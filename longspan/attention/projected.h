@@ -6,6 +6,7 @@
 
 #include <torch/types.h>
 
+#include "longspan/attention/linear.h"
 #include "longspan/attention/mechanism.h"
 
 namespace longspan {
@@ -16,8 +17,8 @@ struct ProjectionOptions {
 
 // Queries from x, keys and values from x or from pass.context, mixed by `attention`,
 // and projected back to E. Weights are Xavier-uniform. Which projections there are is
-// said by the row of `attention`: all of q, k, v; one for queries and keys; values
-// only.
+// said by the row of `attention`: all of q, k, v, once or once more for global tokens;
+// one for queries and keys; values only.
 class Projected final : public Mixer {
  public:
   Projected(std::shared_ptr<Attention> attention, const Sizes& sizes,
@@ -26,18 +27,10 @@ class Projected final : public Mixer {
   const Attention& attention() const { return *attention_; }
 
  private:
-  struct Linear {
-    torch::Tensor weight;  // [out, in]
-    torch::Tensor bias;    // [out], or undefined
-  };
-  struct Heads {
-    torch::Tensor q, k, v;
-  };
-
   torch::Tensor run(const torch::Tensor& x, Pass& pass) override;
   torch::Tensor define(const torch::Tensor& x, Pass& pass) override;
 
-  Linear linear(const std::string& name, int64_t out, int64_t in);
+  Linear copied(const std::string& name, const Linear& from);
   Heads heads(const torch::Tensor& x, Pass& pass);
   torch::Tensor joined(const torch::Tensor& heads) const;
 
@@ -45,6 +38,7 @@ class Projected final : public Mixer {
   ProjectionOptions options_;
   std::shared_ptr<Attention> attention_;
   Linear q_, k_, v_, out_;
+  Linear global_q_, global_k_, global_v_;
 };
 
 // The mechanism as a Mixer, whether it is one or needs projections.

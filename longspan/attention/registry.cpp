@@ -29,6 +29,18 @@ std::vector<std::string> names_of(const Entries& entries) {
   return names;
 }
 
+// Puts the name in front of what `work` complains about.
+template <class Work>
+auto named(std::string_view name, Work work) {
+  try {
+    return work();
+  } catch (const Error& error) {
+    const std::string_view message = error.what();
+    if (message.starts_with(name)) throw;
+    fail(name, ": ", message);
+  }
+}
+
 }  // namespace
 
 std::string_view Mechanism::seam() const { return kSeams[make.index()]; }
@@ -63,9 +75,9 @@ std::shared_ptr<Seam> make(const Mechanism& mechanism, const Sizes& sizes,
           ": needs as many heads of keys as of queries, got key_heads ",
           complete.key_heads, " and heads ", complete.heads);
   const auto own = shared ? shared : std::make_shared<Shared>();
-  auto part = (*maker)(Settings::complete(mechanism.name, mechanism.settings, settings,
-                                          complete.layer, complete.layers),
-                       complete, own);
+  const Settings all = Settings::complete(mechanism.name, mechanism.settings, settings,
+                                          complete.layer, complete.layers);
+  auto part = named(mechanism.name, [&] { return (*maker)(all, complete, own); });
   part->belongs_to(mechanism);
   if (!shared && !own->empty()) part->register_module("shared", own);
   return part;

@@ -123,7 +123,7 @@ void Part::check_pass(const Pass& pass, int64_t examples, int64_t tokens) const 
     refuse(pass.state != nullptr && !pass.crosses(), can.decoding,
            "has no decoding state, got pass.state; run the whole sequence");
     refuse(pass.training && pass.dropout > 0, can.dropout,
-           "has no attention weights to drop, got pass.dropout");
+           "does not drop attention weights, got pass.dropout");
   }
 
   require(pass.state == nullptr || mask.causal || pass.crosses(), name,
@@ -223,6 +223,10 @@ Tensor Attention::reference(const Tensor& q, const Tensor& k, const Tensor& v,
   check_reference(pass);
   return without_padding(guarded(pass, [&] { return define(q, k, v, pass); }),
                          pass.mask.tokens);
+}
+
+bool Attention::has_global_projections() const {
+  return mechanism().projections == Projections::qkv_global;
 }
 
 Tensor TokenPart::forward(const Tensor& x, Pass& pass) {

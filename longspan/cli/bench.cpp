@@ -174,6 +174,7 @@ void add_bench(CLI::App& program) {
     if (!experiment->dumped(resolved)) bench_model(resolved, *options);
   });
   add_bench_kernels(*verb);
+  add_bench_attention(*verb);
 }
 
 }  // namespace longspan::cli

@@ -27,5 +27,6 @@ void add_eval(CLI::App& program);
 void add_predict(CLI::App& program);
 void add_bench(CLI::App& program);
 void add_bench_kernels(CLI::App& bench);
+void add_bench_attention(CLI::App& bench);
 
 }  // namespace longspan::cli

@@ -3,9 +3,12 @@
 #include <map>
 #include <memory>
 
+#include "longspan/base/whole_file.h"
 #include "longspan/base/words.h"
 #include "longspan/cli/commands.h"
 #include "longspan/cli/experiment_options.h"
+#include "longspan/cli/picture.h"
+#include "longspan/cli/reference_pages.h"
 #include "longspan/cli/row.h"
 
 namespace longspan::cli {
@@ -75,6 +78,66 @@ void print(const Experiment& experiment) {
             << " GFLOP\n";
 }
 
+// The options of pictures and pages.
+class Drawn {
+ public:
+  explicit Drawn(CLI::App& verb) {
+    picture_ =
+        verb.add_option("--picture", file_, "draw who sees whom into this SVG file");
+    tokens_ = verb.add_option("--tokens", options_.tokens, "of the picture")
+                  ->check(CLI::Range(1, 256))
+                  ->capture_default_str();
+    causal_ = verb.add_flag("--causal", options_.causal, "draw the causal form");
+    settings_ =
+        verb.add_option("--settings", given_,
+                        "of the mechanism in the picture, as YAML; else small ones");
+    pages_ =
+        verb.add_option("--pages", folder_,
+                        "write a reference page for every mechanism into this folder");
+  }
+
+  bool has_picture() const { return !picture_->empty(); }
+  bool has_pages() const { return !pages_->empty(); }
+
+  // Refuses what does not go together.
+  void check(bool has_name, bool has_files) const {
+    if (has_pages() && (has_name || has_files || has_picture()))
+      throw UsageError(
+          "--pages writes about all mechanisms; leave out names, -c and --picture");
+    if (has_picture() && (!has_name || has_files))
+      throw UsageError(
+          "--picture draws one mechanism: longspan describe NAME --picture " + file_);
+    for (const auto* option : {tokens_, causal_, settings_})
+      if (!option->empty() && !has_picture())
+        throw UsageError(option->get_name() + " is for --picture FILE");
+  }
+
+  void draw(const Mechanism& mechanism) {
+    const std::string svg = argument([&] {
+      if (!settings_->empty()) {
+        const Value value = Value::parse(given_);
+        const auto* const map = value.as<Value::Map>();
+        require(map, "--settings must be like {window: 4}, got ", given_);
+        options_.settings = *map;
+      }
+      return picture(mechanism, options_);
+    });
+    write_whole(file_, svg);
+    std::cout << file_ << ": who sees whom in " << mechanism.name << ", "
+              << options_.tokens << " tokens\n";
+  }
+
+  void write_pages() const {
+    const int64_t count = write_reference_pages(folder_);
+    std::cout << folder_ << ": " << count << " files\n";
+  }
+
+ private:
+  std::string file_, given_, folder_;
+  PictureOptions options_;
+  CLI::Option *picture_, *tokens_, *causal_, *settings_, *pages_;
+};
+
 }  // namespace
 
 void add_describe(CLI::App& program) {
@@ -85,15 +148,29 @@ void add_describe(CLI::App& program) {
   verb->footer(
       "Examples:\n"
       "  longspan describe dense\n"
+      "  longspan describe dense --picture dense.svg --causal\n"
+      "  longspan describe --pages docs/mechanisms\n"
       "  longspan describe -c configs/lra/listops/dense.yaml --model.layers 1");
   const auto options = std::make_shared<ExperimentOptions>(*verb, /*words=*/1);
+  const auto drawn = std::make_shared<Drawn>(*verb);
   verb->callback([=] {
-    if (const auto words = options->words(); !words.empty()) {
+    const auto words = options->words();
+    drawn->check(!words.empty(), options->has_files());
+    if (drawn->has_pages()) {
+      options->resolved();  // refuses what is no option
+      drawn->write_pages();
+      return;
+    }
+    if (!words.empty()) {
       if (options->has_files())
         throw UsageError(
             "describe takes the name of a mechanism or -c CONFIG, not both");
       options->resolved();  // refuses what is no option
-      print(*argument([&] { return &find_mechanism(words.front()); }));
+      const auto& row = *argument([&] { return &find_mechanism(words.front()); });
+      if (drawn->has_picture())
+        drawn->draw(row);
+      else
+        print(row);
       return;
     }
     if (!options->has_files())

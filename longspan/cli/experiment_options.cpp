@@ -23,6 +23,8 @@ ExperimentOptions::ExperimentOptions(CLI::App& verb, size_t words)
   };
   shorthand("--data", "task.data", "the folder of the data: task.data");
   shorthand("--attention", "model.attention", "the mechanism: model.attention");
+  shorthand("--preset", "model.preset",
+            "published settings of the mechanism: model.preset");
   shorthand("--seed", "train.seed", "train.seed");
   shorthand("--device", "train.device", "cpu or cuda: train.device");
   verb.add_flag("--dump-config", dump_,

@@ -290,11 +290,12 @@ Case linear_against_chunks(int64_t length, Target target = {}) {
   return linear(length, "best chunks, warm", best_linear_chunks, target);
 }
 
-Case linear_against_recurrence(int64_t length, Target target = {}) {
-  const auto recurrence = [](const Tensors& qkv) -> Step {
-    return [=] { return linear_recurrence(qkv); };
+Case linear_against_recurrence(int64_t length, bool in_registers, Target target = {}) {
+  const auto recurrence = [=](const Tensors& qkv) -> Step {
+    return [=] { return linear_recurrence(qkv, in_registers); };
   };
-  return linear(length, "recurrence", recurrence, target);
+  return linear(length, in_registers ? "recurrence in registers" : "recurrence",
+                recurrence, target);
 }
 
 // Reads and writes so many numbers together.
@@ -374,7 +375,8 @@ std::vector<Case> main_cases(int64_t length) {
       against_own(gathered(dense), dense, "own contiguous", {0.92, 0.97}),
       against_own(relative_vectors(dense), dense, "own dense", {1 / 2.2, 1 / 1.8}),
       linear_against_chunks(longer.length, {3, 4.5}),
-      linear_against_recurrence(longer.length, {2, 2.3}),
+      linear_against_recurrence(longer.length, false, {2, 2.3}),
+      linear_against_recurrence(longer.length, true),
       merging(longer.length, 2, {0.6, 0.75}),
       pooling_of_spans(longer.length),
       against_composite(dense, Memory::warm, {1.5, 1.7}),
@@ -432,7 +434,7 @@ std::vector<Case> sweep_cases(int64_t length) {
     cases.push_back(against_own(relative_vectors(dense), dense, "own dense"));
     if (dense.width != kUsualWidth) continue;
     cases.push_back(linear_against_chunks(dense.length));
-    cases.push_back(linear_against_recurrence(dense.length));
+    cases.push_back(linear_against_recurrence(dense.length, false));
     for (const int64_t parts : {2, 4}) cases.push_back(merging(dense.length, parts));
     cases.push_back(pooling_of_spans(dense.length));
     cases.push_back(pooling_of_prefixes(dense.length));

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "longspan/cli/commands.h"
+#include "longspan/cli/markdown.h"
 #include "longspan/cli/row.h"
 
 namespace longspan::cli {
@@ -46,7 +47,11 @@ void print_markdown() {
   std::cout << '\n';
   for (const Mechanism* mechanism : mechanisms()) {
     std::cout << '|';
-    for (const auto& cell : cells(*mechanism)) std::cout << ' ' << cell << " |";
+    const auto texts = cells(*mechanism);
+    for (size_t i = 0; i < texts.size(); ++i) {
+      const bool formula = kColumns[i] == "time" || kColumns[i] == "memory";
+      std::cout << ' ' << (formula ? code(texts[i]) : texts[i]) << " |";
+    }
     std::cout << '\n';
   }
 }

@@ -58,9 +58,35 @@ namespace {
 
 constexpr int64_t kWidth = 64;
 
-// One head. Plain loops, of which the compiler makes vectors.
+// One head. Plain loops over memory, of which the compiler makes vectors.
 LONGSPAN_EACH_VECTOR_WIDTH
-void recur(const float* q, const float* k, const float* v, int64_t length, float* out) {
+void recur_in_memory(const float* q, const float* k, const float* v, int64_t length,
+                     float* out) {
+  std::vector<float> sums(kWidth * kWidth), weights(kWidth);
+  for (int64_t token = 0; token < length; ++token) {
+    float weight = 0;
+    for (int64_t j = 0; j < kWidth; ++j) out[j] = 0;
+    for (int64_t i = 0; i < kWidth; ++i) {
+      weights[i] += k[i];
+      weight += q[i] * weights[i];
+      for (int64_t j = 0; j < kWidth; ++j) {
+        const float sum = sums[i * kWidth + j] + k[i] * v[j];
+        sums[i * kWidth + j] = sum;
+        out[j] += q[i] * sum;
+      }
+    }
+    for (int64_t j = 0; j < kWidth; ++j) out[j] /= weight;
+    q += kWidth;
+    k += kWidth;
+    v += kWidth;
+    out += kWidth;
+  }
+}
+
+// The same arranged so that the row of a token stays in registers.
+LONGSPAN_EACH_VECTOR_WIDTH
+void recur_in_registers(const float* q, const float* k, const float* v, int64_t length,
+                        float* out) {
   constexpr int64_t kParts = 16;
   alignas(64) float state[kWidth][kWidth] = {}, weights[kWidth] = {};
   for (int64_t token = 0; token < length; ++token) {
@@ -86,7 +112,7 @@ void recur(const float* q, const float* k, const float* v, int64_t length, float
 
 }  // namespace
 
-Tensor linear_recurrence(const Tensors& qkv) {
+Tensor linear_recurrence(const Tensors& qkv, bool in_registers) {
   Tensor out = torch::empty_like(qkv[2]);
   const int64_t length = out.size(1);
   at::parallel_for(0, out.size(0), 1, [&](int64_t from, int64_t to) {
@@ -94,7 +120,8 @@ Tensor linear_recurrence(const Tensors& qkv) {
       const auto at = [&](const Tensor& x) {
         return x.data_ptr<float>() + head * length * kWidth;
       };
-      recur(at(qkv[0]), at(qkv[1]), at(qkv[2]), length, at(out));
+      (in_registers ? recur_in_registers : recur_in_memory)(
+          at(qkv[0]), at(qkv[1]), at(qkv[2]), length, at(out));
     }
   });
   return out;

@@ -26,7 +26,8 @@ torch::Tensor hidden_in_sliding_chunks(int64_t length, int64_t window);
 // within chunks, sums of k v^T over the chunks before. N is a multiple of the chunk.
 torch::Tensor linear_chunks(const Tensors& qkv, int64_t chunk);
 
-// The same token by token in one fused loop, for m = dv = 64.
-torch::Tensor linear_recurrence(const Tensors& qkv);
+// The same token by token in one fused loop, for m = dv = 64: as one writes it, or so
+// that what a token sums up stays in registers.
+torch::Tensor linear_recurrence(const Tensors& qkv, bool in_registers);
 
 }  // namespace longspan::cli

@@ -18,6 +18,7 @@ std::string_view name(Causal causal) {
 std::string_view name(Projections projections) {
   switch (projections) {
     case Projections::qkv: return "qkv";
+    case Projections::qkv_global: return "qkv_global";
     case Projections::qk_v: return "qk_v";
     case Projections::v: return "v";
     case Projections::none: return "none";
@@ -25,20 +26,44 @@ std::string_view name(Projections projections) {
   TORCH_INTERNAL_ASSERT(false);
 }
 
+namespace {
+
+constexpr Ability kAbilities[] = {
+    {"padding", "tokens that do not count, anywhere",
+     [](const Abilities& can) { return can.padding; }},
+    {"cross", "keys and values of another sequence",
+     [](const Abilities& can) { return can.cross; }},
+    {"causal_cross", "keys and values of another sequence, causal",
+     [](const Abilities& can) { return can.causal_cross; }},
+    {"decoding", "tokens one after the other, with a state",
+     [](const Abilities& can) { return can.decoding; }},
+    {"positions", "positions other than 0, 1, 2, ..",
+     [](const Abilities& can) { return can.positions; }},
+    {"bias", "a bias of the scores, by distance or by key",
+     [](const Abilities& can) { return can.bias; }},
+    {"segments", "several sequences in one, which do not see each other",
+     [](const Abilities& can) { return can.segments; }},
+    {"global", "tokens that see all and are seen by all",
+     [](const Abilities& can) { return can.global; }},
+    {"side", "a second stream beside the tokens",
+     [](const Abilities& can) { return can.side; }},
+    {"carry", "something kept from batch to batch",
+     [](const Abilities& can) { return can.carry != Carry::none; }},
+    {"dropout", "dropout of attention weights",
+     [](const Abilities& can) { return can.dropout; }},
+    {"grouped", "fewer heads of keys than of queries",
+     [](const Abilities& can) { return can.grouped; }},
+};
+
+}  // namespace
+
+std::span<const Ability> ability_table() { return kAbilities; }
+
 std::vector<std::pair<std::string, bool>> abilities(const Mechanism& mechanism) {
-  const Abilities& can = mechanism.can;
-  return {{"padding", can.padding},
-          {"cross", can.cross},
-          {"causal_cross", can.causal_cross},
-          {"decoding", can.decoding},
-          {"positions", can.positions},
-          {"bias", can.bias},
-          {"segments", can.segments},
-          {"global", can.global},
-          {"side", can.side},
-          {"carry", can.carry != Carry::none},
-          {"dropout", can.dropout},
-          {"grouped", can.grouped}};
+  std::vector<std::pair<std::string, bool>> all;
+  for (const Ability& ability : kAbilities)
+    all.emplace_back(ability.name, ability.is_in(mechanism.can));
+  return all;
 }
 
 std::string kept(const Keeps& keeps) {

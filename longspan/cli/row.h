@@ -2,7 +2,9 @@
 
 #pragma once
 
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -15,7 +17,16 @@ namespace longspan::cli {
 std::string_view name(Causal causal);
 std::string_view name(Projections projections);
 
-// The abilities with their names, in the order of Abilities.
+// An ability that is there or not.
+struct Ability {
+  std::string_view name, meaning;
+  bool (*is_in)(const Abilities& can);
+};
+
+// In the order of Abilities.
+std::span<const Ability> ability_table();
+
+// Their names, with what the mechanism has of them.
 std::vector<std::pair<std::string, bool>> abilities(const Mechanism& mechanism);
 
 // "residual, norm, feed-forward": what the block around the mechanism still does.

@@ -9,10 +9,6 @@ namespace {
 
 using torch::Tensor;
 
-Value::Map test_settings(const Mechanism& mechanism) {
-  return *Value::parse(std::string(mechanism.test_settings)).as<Value::Map>();
-}
-
 // Normal numbers that are the same on every device.
 Tensor normal(at::IntArrayRef shape, int64_t seed,
               const torch::TensorOptions& options) {
@@ -21,6 +17,10 @@ Tensor normal(at::IntArrayRef shape, int64_t seed,
 }
 
 }  // namespace
+
+Value::Map test_settings(const Mechanism& mechanism) {
+  return *Value::parse(std::string(mechanism.test_settings)).as<Value::Map>();
+}
 
 Subject::Subject(const Mechanism& mechanism, const Options& options)
     : mechanism_(mechanism), options_(options) {
@@ -31,11 +31,11 @@ Subject::Subject(const Mechanism& mechanism, const Options& options)
                  .value_width = options.head_width + 3,
                  .longest = 2048}
                .completed();
-  settings_ =
-      Settings::complete(mechanism.name, mechanism.settings, test_settings(mechanism));
+  const Value::Map given = options.settings.value_or(test_settings(mechanism));
+  settings_ = Settings::complete(mechanism.name, mechanism.settings, given);
   torch::manual_seed(options.seed);
   const auto build = [&]<class Seam>(Mechanism::Make<Seam>) {
-    part_ = longspan::make<Seam>(mechanism, sizes_, test_settings(mechanism));
+    part_ = longspan::make<Seam>(mechanism, sizes_, given);
   };
   std::visit(build, mechanism.make);
   convert(module(), torch::kCPU, torch::kDouble);
@@ -75,6 +75,11 @@ Tensors Subject::inputs(int64_t examples, int64_t tokens, int64_t seed,
 void Subject::add_context(Pass& pass, int64_t examples, int64_t keys) const {
   if (!is_attention())
     pass.context.x = normal({examples, keys, sizes_.embedding}, 55, tensor_options());
+}
+
+Sight Subject::sight(int64_t tokens, bool causal) const {
+  return std::visit([&](const auto& part) { return part->sight(tokens, causal); },
+                    part_);
 }
 
 Tensor Subject::ranks(int64_t tokens) const {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <variant>
 #include <vector>
 
@@ -15,14 +16,18 @@ namespace longspan {
 
 using Tensors = std::vector<torch::Tensor>;
 
+// The small settings of a row.
+Value::Map test_settings(const Mechanism& mechanism);
+
 class Subject {
  public:
   struct Options {
     torch::Device device = torch::kCPU;
     torch::Dtype dtype = torch::kDouble;
     int64_t head_width = 8;
-    bool grouped = true;  // fewer heads of keys, where the row can
-    int64_t seed = 1;     // of the parameters
+    bool grouped = true;                      // fewer heads of keys, where the row can
+    int64_t seed = 1;                         // of the parameters
+    std::optional<Value::Map> settings = {};  // else the test settings of the row
   };
 
   struct Output {
@@ -32,8 +37,8 @@ class Subject {
     torch::Tensor side = {};  // as the mechanism left it, if it has a second stream
   };
 
-  // With the test settings of the row and parameters away from their initial values, so
-  // that nothing is hidden behind a zero.
+  // With parameters away from their initial values, so that nothing is hidden behind a
+  // zero.
   Subject(const Mechanism& mechanism, const Options& options);
 
   // What the seam takes: {q, k, v}, {q, v} where keys are queries, {v}, or {x}. The
@@ -55,6 +60,9 @@ class Subject {
   // of the output.
   Tensors run_and_gradients(const Tensors& inputs, Pass pass) const;
   Tensors reference_and_gradients(const Tensors& inputs, Pass pass) const;
+
+  // As the mechanism tells it, without pairs where it does not.
+  Sight sight(int64_t tokens, bool causal) const;
 
   // [tokens]: how early each token comes in the order of causality.
   torch::Tensor ranks(int64_t tokens) const;

@@ -73,15 +73,23 @@ Tensor Block::feed_forward(const Tensor& x, Pass& pass) {
   return longspan::linear(dropped(inner, pass), out_weight_, out_bias_);
 }
 
-Tensor Block::forward(const Tensor& x, Pass& pass) {
+template <class Mix>
+Tensor Block::through(const Tensor& x, Pass& pass, Mix mix) {
   const Keeps keeps = mixer_->mechanism().keeps;
   pass.dropout = pass.training ? options_.attention_dropout : 0;
-  const Tensor mixed =
-      around(x, 0, keeps.residual, keeps.norm, pass,
-             [&](const Tensor& in) { return mixer_->forward(in, pass); });
+  const Tensor mixed = around(x, 0, keeps.residual, keeps.norm, pass, mix);
   if (!keeps.feed_forward) return mixed;
   return around(mixed, 1, true, true, pass,
                 [&](const Tensor& in) { return feed_forward(in, pass); });
+}
+
+Tensor Block::forward(const Tensor& x, Pass& pass) {
+  return through(x, pass, [&](const Tensor& in) { return mixer_->forward(in, pass); });
+}
+
+Tensor Block::reference(const Tensor& x, Pass& pass) {
+  return through(x, pass,
+                 [&](const Tensor& in) { return mixer_->reference(in, pass); });
 }
 
 }  // namespace longspan

@@ -44,8 +44,14 @@ class Block : public torch::nn::Module {
 
   // x: [B, N, E] -> [B, N, E]. The caller has entered the layer in pass.draw.
   torch::Tensor forward(const torch::Tensor& x, Pass& pass);
+  // The same with the mixer by its definition.
+  torch::Tensor reference(const torch::Tensor& x, Pass& pass);
+
+  const Mechanism& mechanism() const { return mixer_->mechanism(); }
 
  private:
+  template <class Mix>
+  torch::Tensor through(const torch::Tensor& x, Pass& pass, Mix mix);
   // f with norms and residual around it, as far as the block has them.
   template <class Work>
   torch::Tensor around(const torch::Tensor& x, int64_t part, bool residual, bool norm,

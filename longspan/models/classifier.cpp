@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "longspan/attention/linear.h"
 #include "longspan/base/error.h"
 #include "longspan/base/flops.h"
 #include "longspan/kernels/activation.h"
@@ -17,10 +18,8 @@ using torch::Tensor;
 // al. 1998, "Efficient backprop".
 Tensor lecun_normal(int64_t out, int64_t in) {
   constexpr double kDeviationWithinTwo = 0.87962566103423978;
-  Tensor x = torch::randn({out, in});
-  for (Tensor far = x.abs() > 2; far.any().item<bool>(); far = x.abs() > 2)
-    x = torch::where(far, torch::randn({out, in}), x);
-  return x * (1 / (kDeviationWithinTwo * std::sqrt(static_cast<double>(in))));
+  return truncated_normal({out, in}) *
+         (1 / (kDeviationWithinTwo * std::sqrt(static_cast<double>(in))));
 }
 
 // The mean of the real tokens of each example: [B, N, E] -> [B, E].

@@ -1,7 +1,9 @@
 #include "longspan/models/encoder.h"
 
+#include <algorithm>
 #include <cmath>
 #include <sstream>
+#include <utility>
 
 #include <torch/nn/init.h>
 
@@ -108,6 +110,13 @@ Fields fields(EncoderOptions& o) {
        0,
        1e6},
       {"longest", &o.longest, "longest sequence in tokens; 0: the task's", {}, 0, 1e9},
+      {"global_tokens",
+       &o.global_tokens,
+       "learned tokens in front that see and are seen by all, the classifier's first; "
+       "for mechanisms with global tokens",
+       {},
+       0,
+       1e6},
       {"attention", &o.attention,
        "the mechanism: a name of `longspan list`, or {name: .., setting: ..}"},
       {"by_layer", &o.by_layer,
@@ -138,7 +147,8 @@ Encoder::Encoder(const EncoderOptions& options, int64_t ids, int64_t longest, bo
   require(options.head_width > 0 || options.embedding % options.heads == 0,
           "model.embedding, ", options.embedding, ", is no multiple of model.heads, ",
           options.heads, "; give model.head_width");
-  longest_ = longest + (cls ? 1 : 0);
+  front_ = std::max(options.global_tokens, int64_t{cls});
+  longest_ = longest + front_;
   sizes_ =
       Sizes{.embedding = options.embedding,
             .heads = options.heads,
@@ -152,6 +162,9 @@ Encoder::Encoder(const EncoderOptions& options, int64_t ids, int64_t longest, bo
   const int64_t width = sizes_.embedding;
   embedding_ = register_parameter("embedding", torch::randn({ids, width}));
   if (cls) cls_ = register_parameter("cls", torch::zeros(width));
+  if (front_ > int64_t{cls})
+    global_ = register_parameter("global",
+                                 torch::randn({front_ - int64_t{cls}, width}) * 0.02);
   if (options.positions == "learned")
     positions_ =
         register_parameter("positions", torch::randn({longest_, width}) * 0.02);
@@ -170,6 +183,8 @@ Encoder::Encoder(const EncoderOptions& options, int64_t ids, int64_t longest, bo
                 !std::holds_alternative<Mechanism::Make<FeedForward>>(row.make),
             "model.attention: ", row.name, " is a ", row.seam(),
             ", but a layer needs an attention or a mixer");
+    require(!options.recompute || !row.can.side, "model.recompute: ", row.name,
+            " hands on a second stream, which layers that are computed again do not");
     Value::Map settings =
         options.preset.empty() ? Value::Map{} : preset(row, options.preset);
     for (const auto& [name, value] : mine.settings)
@@ -199,7 +214,12 @@ Tensor Encoder::positions(int64_t count, const Tensor& like) {
 
 Tensor Encoder::embedded(const Tensor& ids, Pass& pass) {
   Tensor x = torch::embedding(embedding_, ids);
-  if (cls_.defined()) x = torch::cat({spread(cls_, {x.size(0), 1, x.size(2)}), x}, 1);
+  std::vector<Tensor> all;
+  if (cls_.defined()) all.push_back(spread(cls_, {x.size(0), 1, x.size(2)}));
+  if (global_.defined())
+    all.push_back(spread(global_, {x.size(0), global_.size(0), x.size(2)}));
+  all.push_back(x);
+  if (front_ > 0) x = torch::cat(all, 1);
   if (options_.positions != "none") x = x + spread(positions(x.size(1), x), x.sizes());
   pass.draw.enter(0);
   const Key key = pass.draw.key();
@@ -211,18 +231,24 @@ Stream Encoder::forward(const Tensor& ids, const Tensor& tokens, Pass& pass) {
               tokens.scalar_type() == torch::kBool,
           "encoder: ids and tokens must be [B, N] integer and bool, got ", shape(ids),
           " ", ids.scalar_type(), " and ", shape(tokens), " ", tokens.scalar_type());
-  require(ids.size(1) + (cls_.defined() ? 1 : 0) <= longest_,
-          "encoder: made for sequences of ", longest_ - (cls_.defined() ? 1 : 0),
-          " tokens, got ", ids.size(1));
+  require(ids.size(1) + front_ <= longest_, "encoder: made for sequences of ",
+          longest_ - front_, " tokens, got ", ids.size(1));
   Tensor x = embedded(ids, pass);
-  pass.mask.tokens = cls_.defined()
-                         ? torch::cat({tokens.new_ones({tokens.size(0), 1}), tokens}, 1)
-                         : tokens;
+  const auto with_front = [&](bool front, const Tensor& others) {
+    return torch::cat({others.new_full({others.size(0), front_}, front), others}, 1);
+  };
+  pass.mask.tokens = with_front(true, tokens);
+  if (options_.global_tokens > 0)
+    pass.mask.global = with_front(true, torch::zeros_like(tokens));
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     Block& block = *blocks_[layer];
     const auto through = [layer, &block](const Tensor& in, Pass& inner) {
       inner.draw.enter(static_cast<int64_t>(layer) + 1);
-      return block.forward(in, inner);
+      Stream passed_by;  // a second stream goes past layers that have none
+      if (!block.mechanism().can.side) std::swap(passed_by, inner.side);
+      Tensor out = block.forward(in, inner);
+      if (!block.mechanism().can.side) std::swap(passed_by, inner.side);
+      return out;
     };
     if (!options_.recompute || !torch::GradMode::is_enabled()) {
       x = through(x, pass);
@@ -256,7 +282,9 @@ Stream Encoder::forward(const Tensor& ids, const Tensor& tokens, Pass& pass) {
     x = outs[0];
     for (size_t i = 0; i < names->size(); ++i) pass.add_loss((*names)[i], outs[i + 1]);
   }
-  return {.x = norm_ ? norm_->forward(x) : x, .tokens = pass.mask.tokens};
+  Tensor kept = with_front(false, tokens);
+  if (cls_.defined()) kept.select(1, 0).fill_(true);
+  return {.x = norm_ ? norm_->forward(x) : x, .tokens = kept};
 }
 
 }  // namespace longspan

@@ -23,6 +23,7 @@ struct EncoderOptions {
   int64_t head_width = 0;
   int64_t inner = 0;
   int64_t longest = 0;
+  int64_t global_tokens = 0;
   Value attention = "dense";
   Value by_layer = Value::List{};
   std::string preset = {};
@@ -43,12 +44,13 @@ Fields fields(EncoderOptions& options);
 
 class Encoder : public torch::nn::Module {
  public:
-  // For ids 0 .. ids - 1 and sequences of at most `longest` tokens, one more with
-  // `cls`: a learned token at the front.
+  // For ids 0 .. ids - 1 and sequences of at most `longest` tokens. Learned tokens are
+  // put in front: one with `cls`, and as many as make it options.global_tokens.
   Encoder(const EncoderOptions& options, int64_t ids, int64_t longest, bool cls);
 
   // ids: [B, N] integer; tokens: [B, N] bool, false at padding. Returns the vectors
-  // [B, N', E], N' = N + 1 with a token at the front, and their mask.
+  // [B, N', E] of the tokens in front and of all others, and their mask, false at
+  // padding and at the tokens in front but the one of `cls`.
   Stream forward(const torch::Tensor& ids, const torch::Tensor& tokens, Pass& pass);
 
   const Sizes& sizes() const { return sizes_; }
@@ -59,8 +61,8 @@ class Encoder : public torch::nn::Module {
 
   EncoderOptions options_;
   Sizes sizes_;
-  int64_t longest_ = 0;
-  torch::Tensor embedding_, cls_, positions_;
+  int64_t longest_ = 0, front_ = 0;  // front_: learned tokens in front
+  torch::Tensor embedding_, cls_, global_, positions_;
   std::shared_ptr<Shared> shared_;
   std::vector<std::shared_ptr<Block>> blocks_;
   std::shared_ptr<LayerNorm> norm_;  // after the last block, unless it ends in one

@@ -33,11 +33,39 @@ endfunction()
 expect(0 "^longspan 0\\.[0-9]+\\.[0-9]+\n$" "^$" --version)
 expect(0 "list.*describe.*info.*check.*data" "^$" --help)
 expect(0 "--json" "^$" list --help)
-expect(0 "^name .*\ndense  optional  yes    yes " "^$" list)
+expect(0 "^name .*\ndense +optional +yes +yes " "^$" list)
 expect(0 "^\\| name \\|.*\n\\| dense \\| optional \\|" "^$" list --markdown)
 expect(0 "^dense: softmax.*paper.*1706.03762.*takes.*refuses.*settings" "^$" describe dense)
 expect(0 "^longspan .*LibTorch .*CPU instruction set.*BLAS .*CUDA .*block attention" "^$" info)
 expect(0 "dense on cpu\n  0  .* holds\n.*  9  .* holds\n$" "^$" check dense)
+
+# Pictures are whole SVG files, the same ones every time.
+set(drawn ${BUILD}/drawn)
+file(REMOVE_RECURSE ${drawn})
+file(MAKE_DIRECTORY ${drawn})
+foreach(name IN ITEMS first second)
+  expect(0 "^[^\n]*${name}.svg: who sees whom in dense, 9 tokens\n$" "^$"
+         describe dense --picture ${drawn}/${name}.svg --tokens 9 --causal)
+  file(READ ${drawn}/${name}.svg ${name})
+endforeach()
+if(NOT first MATCHES "^<svg .*dense, causal.*keys.*queries.*seen.*not seen.*</svg>\n$")
+  message(SEND_ERROR "describe --picture drew:\n${first}")
+endif()
+if(NOT first STREQUAL second)
+  message(SEND_ERROR "describe --picture drew two pictures of the same")
+endif()
+expect(0 "" "^$" describe dense --picture ${drawn}/first.svg --tokens 9)
+file(READ ${drawn}/first.svg first)
+if(NOT first MATCHES "dense, bidirectional" OR first MATCHES "not seen")
+  message(SEND_ERROR "describe --picture drew:\n${first}")
+endif()
+file(REMOVE_RECURSE ${drawn})
+expect(0 "^[^\n]*: [0-9]+ files\n$" "^$" describe --pages ${drawn}/pages)
+foreach(name IN ITEMS README.md dense.md dense.svg dense-causal.svg)
+  if(NOT EXISTS ${drawn}/pages/${name})
+    message(SEND_ERROR "describe --pages wrote no ${name}")
+  endif()
+endforeach()
 
 # As many threads as asked for, else as many as there are cores.
 expect(0 "CPU threads +3\n" "^$" --threads 3 info)
@@ -99,7 +127,7 @@ expect(0 "case +reference .*ratio .*\nmerge 2 n 64 +memcpy .* 0.60 +0.75\n$" "^$
 expect(0 "ratio .*\npool max of prefix n 64 +memcpy [^\n]*\n$" "^$" ${tiny} --all --only prefix)
 execute_process(COMMAND ${PROGRAM} ${tiny} --only linear --json OUTPUT_VARIABLE lines
                 COMMAND_ERROR_IS_FATAL ANY)
-if(NOT lines MATCHES "^{[^\n]*best chunks[^\n]*}\n{[^\n]*recurrence[^\n]*}\n$")
+if(NOT lines MATCHES "^{[^\n]*best chunks[^\n]*}\n{[^\n]*recurrence\"[^\n]*}\n{[^\n]*in registers[^\n]*}\n$")
   message(SEND_ERROR "bench kernels --json printed:\n${lines}")
 endif()
 string(REGEX REPLACE "\n.*" "" line "${lines}")
@@ -107,6 +135,42 @@ expect_fields("bench kernels --json" "${line}" case:STRING reference:STRING rati
               cpu_ratio:NUMBER must:NUMBER good:NUMBER seconds:NUMBER cpu_seconds:NUMBER
               reference_seconds:NUMBER reference_cpu_seconds:NUMBER useful_gflops:NUMBER
               executed_gflops:NULL peak_bytes:NUMBER threads:NUMBER isa:STRING)
+
+# Mechanisms are measured beside dense attention, length by length.
+expect(0 "Examples" "^$" bench attention --help)
+set(tiny bench attention --turns 1 --threads 1 --heads 2 --head-width 16)
+expect(0 "^forward; batch 1, 2 heads of 16, float on cpu, 1 threads\n.*\nmechanism +tokens .*\ndense +32 .* 1.00 .*\ndense +64 [^\n]*\n  time grows as N.[-0-9.]+, memory as N.[0-9.]+; what the others are compared with\n$" "^$"
+       ${tiny} --mechanisms dense --lengths 64,32,64)
+expect(0 "^forward and backward, causal; batch 3, .*bfloat16.*\ndense +16 [^\n]*\n[^\n]*\ndense +16 [^\n]*\n[^\n]*\n$" "^$"
+       ${tiny} --mechanisms "[dense, {name: dense}]" --lengths [16] --causal --backward
+       --batch 3 --type bfloat16)
+expect(0 "\ndense +32 +[0-9.]+ .*\ndense +64 +~[0-9.]+ +~[0-9.]+ +~[0-9.]+ +~1.00 +~1.00 +- +- +- +-\n  what" "^$"
+       ${tiny} --mechanisms dense --lengths 32,64 --dense-until 32)
+set(plot ${BUILD}/attention.svg)
+file(REMOVE ${plot})
+execute_process(COMMAND ${PROGRAM} ${tiny} --mechanisms dense --lengths 32,64,128 --dense-until 64
+                        --json --plot ${plot}
+                OUTPUT_VARIABLE lines COMMAND_ERROR_IS_FATAL ANY)
+if(NOT lines MATCHES "^({[^\n]*}\n)({[^\n]*}\n)({[^\n]*}\n)({[^\n]*}\n)$")
+  message(SEND_ERROR "bench attention --json printed:\n${lines}")
+endif()
+set(rows "${CMAKE_MATCH_1};${CMAKE_MATCH_3};${CMAKE_MATCH_4}")
+list(POP_FRONT rows measured extrapolated growth)
+set(common mechanism:STRING settings:OBJECT seam:STRING causal:BOOLEAN backward:BOOLEAN
+    batch:NUMBER heads:NUMBER head_width:NUMBER type:STRING device:STRING threads:NUMBER
+    extrapolated:BOOLEAN)
+set(times length:NUMBER seconds:NUMBER cpu_seconds:NUMBER dense_seconds:NUMBER
+    dense_cpu_seconds:NUMBER ratio:NUMBER cpu_ratio:NUMBER)
+expect_fields("bench attention --json" "${measured}" ${common} ${times} flops:NUMBER
+              useful_gflops:NUMBER peak_bytes:NUMBER dense_peak_bytes:NUMBER)
+expect_fields("bench attention --json" "${extrapolated}" ${common} ${times} flops:NULL
+              useful_gflops:NULL peak_bytes:NULL dense_peak_bytes:NULL)
+expect_fields("bench attention --json" "${growth}" ${common} time_exponent:NUMBER
+              memory_exponent:NUMBER crossover:NULL faster:NULL)
+file(READ ${plot} picture)
+if(NOT picture MATCHES "^<svg .*>milliseconds</text>.*>128</text>.*\"hollow\".*>dense</text>.*</svg>\n$")
+  message(SEND_ERROR "bench attention --plot drew:\n${picture}")
+endif()
 
 execute_process(COMMAND ${PROGRAM} list --json OUTPUT_VARIABLE json
                 COMMAND_ERROR_IS_FATAL ANY)
@@ -119,3 +183,16 @@ expect_fields("list --json" "${row}"
               side:BOOLEAN carry:BOOLEAN dropout:BOOLEAN grouped:BOOLEAN state:STRING
               keeps:OBJECT full:BOOLEAN zero_weights:BOOLEAN by_content:BOOLEAN
               training:STRING settings:ARRAY presets:OBJECT)
+
+# What has no causal form is not drawn causal.
+string(JSON rows LENGTH "${json}")
+math(EXPR last "${rows} - 1")
+foreach(i RANGE ${last})
+  string(JSON name GET "${json}" ${i} name)
+  string(JSON causal GET "${json}" ${i} causal)
+  if(causal STREQUAL "never")
+    expect(2 "^$" "^longspan: ${name}: has no causal form; leave out --causal\n$"
+           describe ${name} --picture ${drawn}/never.svg --causal)
+    break()
+  endif()
+endforeach()

@@ -349,5 +349,50 @@ TEST(Classifier, CountsParametersAndArithmetic) {
             2 * (4 * (products + attention) + kWidth * kInner + kInner * kClasses));
 }
 
+TEST(Encoder, PutsGlobalTokensInFront) {
+  EncoderOptions options = small();
+  options.attention = Value::parse("{name: longformer, window: 1}");
+  options.global_tokens = 3;
+  const auto [ids, tokens] = some_input();
+  for (const bool cls : {true, false}) {
+    const auto encoder = make_encoder(options, cls);
+    const auto weights = named(*encoder);
+    EXPECT_EQ(weights.at("global").size(0), cls ? 2 : 3);
+    EXPECT_EQ(weights.contains("cls"), cls);
+    Pass pass;
+    const Stream out = encoder->forward(ids, tokens, pass);
+    EXPECT_EQ(out.x.sizes(), (std::vector<int64_t>{3, 10, 12}));
+    EXPECT_EQ(out.tokens.select(1, 0).all().item<bool>(), cls);
+    EXPECT_FALSE(out.tokens.slice(1, 1, 3).any().item<bool>());
+    EXPECT_TRUE(out.tokens.slice(1, 3).equal(tokens));
+    // A token far away is heard over the global ones.
+    Tensor other = ids.clone();
+    other[0][6] = 1;
+    Pass again;
+    EXPECT_FALSE(encoder->forward(other, tokens, again).x[0][3].equal(out.x[0][3]));
+  }
+  options.attention = "dense";
+  Pass pass;
+  EXPECT_EQ(refusal([&] { make_encoder(options)->forward(ids, tokens, pass); }),
+            "dense: has no global tokens, got mask.global");
+}
+
+TEST(Encoder, LeadsASecondStreamPastLayersThatHaveNone) {
+  EncoderOptions options = small();
+  options.layers = 3;
+  options.attention = Value::parse("{name: etc, radius: 1, global: 2}");
+  options.by_layer = Value::parse("[{at: 1, attention: dense}]");
+  const auto [ids, tokens] = some_input();
+  Pass pass;
+  const auto encoder = make_encoder(options);
+  encoder->forward(ids, tokens, pass);
+  EXPECT_EQ(pass.side.x.sizes(), (std::vector<int64_t>{3, 2, 12}));
+  EXPECT_TRUE(named(*encoder).contains("shared.etc_global"));
+  options.recompute = true;
+  EXPECT_EQ(refusal([&] { make_encoder(options); }),
+            "model.recompute: etc hands on a second stream, which layers that are "
+            "computed again do not");
+}
+
 }  // namespace
 }  // namespace longspan

@@ -1,0 +1,66 @@
+// A mechanism with random input, to be run again and again.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <torch/types.h>
+
+#include "longspan/attention/mechanism.h"
+#include "longspan/base/interleaved.h"
+
+namespace longspan::cli {
+
+struct AttentionSetup {
+  int64_t batch = 1, heads = 8, head_width = 64;
+  int64_t global =
+      0;  // first tokens that see and are seen by all, where there are such
+  bool causal = false;
+  bool backward = false;  // forward and backward, else forward alone
+  torch::Device device = torch::kCPU;
+  torch::Dtype type = torch::kFloat;
+};
+
+// How an Attention is given: as it is, or as a Mixer between its projections.
+enum class Form { heads, tokens };
+
+class AttentionLayer {
+ public:
+  // `setup` must outlive it. Runs it, so that what it keeps for later passes is there.
+  AttentionLayer(const Mechanism& mechanism, const Value::Map& settings, Form form,
+                 int64_t length, const AttentionSetup& setup);
+
+  // As many passes as take a time that can be measured.
+  void turn();
+  int passes() const { return passes_; }
+  Spent of_one_pass(const Spent& turn) const {
+    return {turn.wall / passes_, turn.cpu / passes_};
+  }
+
+  // Most bytes of tensors at once in a pass, less those of the input.
+  int64_t peak_bytes() const { return peak_bytes_; }
+  double forward_flops() const { return flops_; }
+
+ private:
+  void make_input(Form form, int64_t length, int64_t embedding);
+  Pass new_pass(Record& carry) const;
+  torch::Tensor forward(Pass& pass) const;
+  void backward(const torch::Tensor& out, const Pass& pass);
+  void run();
+
+  const AttentionSetup& setup_;
+  const Mechanism& mechanism_;
+  std::shared_ptr<Attention> attention_;  // or
+  std::shared_ptr<Mixer> mixer_;
+  torch::Tensor q_, k_, v_, x_, side_;
+  std::vector<torch::Tensor> sources_;    // inputs and parameters that have gradients
+  std::vector<torch::Tensor> gradients_;  // of the outputs
+  Record carried_;                        // from an earlier pass
+  double flops_ = 0;
+  int64_t peak_bytes_ = 0;
+  int passes_ = 1;
+};
+
+}  // namespace longspan::cli

@@ -1,0 +1,46 @@
+// Line charts as SVG: one file that needs no other, for dark and for light pages.
+
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace longspan::cli {
+
+enum class Scale { linear, logarithmic };
+
+struct Axis {
+  std::string label = {};
+  Scale scale = Scale::linear;
+  std::vector<double> ticks = {};  // all are shown; none: round numbers
+};
+
+struct Point {
+  double x = 0, y = 0;
+  bool estimated = false;  // drawn hollow
+};
+
+struct Series {
+  std::string name = {};
+  std::vector<Point> points = {};
+  bool dashed = false;  // what the others are compared with: in the colour of text
+};
+
+struct Panel {
+  std::string title = {};
+  Axis x = {}, y = {};
+  std::vector<Series> series = {};
+};
+
+// Panels side by side over one legend: series of one name look alike in all of them.
+struct Chart {
+  std::string title = {};
+  std::string note = {};  // small, at the bottom
+  std::vector<Panel> panels = {};
+};
+
+// Leaves out points that an axis cannot show: infinite ones, and those of 0 or less
+// where it is logarithmic.
+std::string svg(const Chart& chart);
+
+}  // namespace longspan::cli
