@@ -18,6 +18,12 @@ constexpr Setting kSettings[] = {
              "evenly"},
 };
 
+constexpr Preset kPresets[] = {
+    {"lra",
+     "{parts: [{name: bigbird, block: 64, random: 3}, {name: local, block: 50}, {name: "
+     "longformer, window: 256}, {name: sparse_fixed, stride: 50, summary: 10, heads: "
+     "merged, first_column: true}]}"}};
+
 class Mixed final : public Mixer {
  public:
   Mixed(const Settings& settings, const Sizes& sizes)
@@ -84,6 +90,7 @@ constinit const Mechanism catalogue::mixed{
         },
     .projections = Projections::none,
     .settings = kSettings,
+    .presets = kPresets,
     .test_settings =
         "{parts: [{name: longformer, window: 4}, "
         "{name: longformer, window: 2, dilation: [3]}]}",

@@ -479,7 +479,9 @@ Verdict treats_examples_alone(const Mechanism& mechanism, torch::Device device) 
   const Tensors inputs = subject.inputs(kExamples, kTokens);
   Breaches breaches;
   for (const bool causal : forms(mechanism)) {
-    Pass together = pass_of(causal);
+    Pass nobody = pass_of(causal), together = pass_of(causal);
+    if (subject.run(examples_of(inputs, 0, 0), nobody).x.size(0) != 0)
+      breaches.add("a batch without examples has outputs");
     const Subject::Output batch = subject.run(inputs, together);
     for (int64_t b = 0; b < kExamples; ++b) {
       Pass pass = pass_of(causal);

@@ -1,16 +1,10 @@
 #include <cmath>
 
-#include "longspan/attention/mechanism.h"
 #include "tests/support/any_threads.h"
-#include "tests/support/tensors.h"
+#include "tests/support/mechanisms.h"
 
 namespace longspan::testing {
 namespace {
-
-std::shared_ptr<Attention> made(const Mechanism& row, const std::string& settings) {
-  return make<Attention>(row, {.heads = 4, .head_width = 8},
-                         *Value::parse(settings).as<Value::Map>());
-}
 
 Tensor span_of(const Attention& attention) {
   return attention.named_parameters()["span"];

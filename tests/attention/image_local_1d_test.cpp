@@ -1,19 +1,7 @@
-#include "longspan/attention/mechanism.h"
-#include "tests/support/tensors.h"
+#include "tests/support/mechanisms.h"
 
 namespace longspan::testing {
 namespace {
-
-std::shared_ptr<Attention> made(const Mechanism& row, const std::string& settings) {
-  return make<Attention>(row, {.heads = 2, .head_width = 8},
-                         *Value::parse(settings).as<Value::Map>());
-}
-
-Pass pass_of(bool causal) {
-  Pass pass;
-  pass.mask.causal = causal;
-  return pass;
-}
 
 // What `query` sees of 22 tokens, by keys that are alike and values that are not.
 Tensor keys(const std::string& settings, int64_t query, bool causal) {
@@ -36,14 +24,7 @@ TEST(ImageLocal1d, SeesItsBlockAndTheMemoryAroundIt) {
 }
 
 TEST(ImageLocal1d, IsDenseBitForBitInOneBlock) {
-  const auto x = random_tensors(3, {2, 2, 150, 8}, torch::kFloat);
-  for (const bool causal : {false, true}) {
-    Pass one = pass_of(causal), other = pass_of(causal);
-    EXPECT_TRUE(
-        made(catalogue::image_local_1d, "{block: 256}")
-            ->forward(x[0], x[1], x[2], one)
-            .equal(made(catalogue::dense, "{}")->forward(x[0], x[1], x[2], other)));
-  }
+  expect_dense_bits(catalogue::image_local_1d, "{block: 256}");
 }
 
 TEST(ImageLocal1d, KeepsTheBlockSoFarAndItsMemory) {

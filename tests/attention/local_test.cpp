@@ -1,28 +1,14 @@
-#include "longspan/attention/mechanism.h"
-#include "tests/support/tensors.h"
+#include "tests/support/mechanisms.h"
 
 namespace longspan::testing {
 namespace {
-
-std::shared_ptr<Attention> made(const Mechanism& row, const std::string& settings) {
-  return make<Attention>(row, {.heads = 4, .head_width = 8},
-                         *Value::parse(settings).as<Value::Map>());
-}
 
 Tensor sight(const std::string& settings, int64_t tokens, bool causal) {
   return made(catalogue::local, settings)->sight(tokens, causal).pairs;
 }
 
 TEST(Local, IsDenseBitForBitWhenABlockHoldsAll) {
-  const auto x = random_tensors(3, {2, 4, 150, 8}, torch::kFloat);
-  for (const bool causal : {false, true}) {
-    Pass one, other;
-    one.mask.causal = other.mask.causal = causal;
-    EXPECT_TRUE(
-        made(catalogue::local, "{block: 150}")
-            ->forward(x[0], x[1], x[2], one)
-            .equal(made(catalogue::dense, "{}")->forward(x[0], x[1], x[2], other)));
-  }
+  expect_dense_bits(catalogue::local, "{block: 150}");
 }
 
 TEST(Local, IsDenseInEveryBlock) {

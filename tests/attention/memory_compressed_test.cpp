@@ -1,13 +1,7 @@
-#include "longspan/attention/mechanism.h"
-#include "tests/support/tensors.h"
+#include "tests/support/mechanisms.h"
 
 namespace longspan::testing {
 namespace {
-
-std::shared_ptr<Attention> made(const Mechanism& row, const std::string& settings) {
-  return make<Attention>(row, {.heads = 4, .head_width = 8},
-                         *Value::parse(settings).as<Value::Map>());
-}
 
 void set(Attention& attention, const std::string& name, const Tensor& value) {
   const torch::NoGradGuard changing;

@@ -1,19 +1,7 @@
-#include "longspan/attention/mechanism.h"
-#include "tests/support/tensors.h"
+#include "tests/support/mechanisms.h"
 
 namespace longspan::testing {
 namespace {
-
-std::shared_ptr<Attention> made(const Mechanism& row, const std::string& settings) {
-  return make<Attention>(row, {.heads = 2, .head_width = 8},
-                         *Value::parse(settings).as<Value::Map>());
-}
-
-Pass pass_of(bool causal) {
-  Pass pass;
-  pass.mask.causal = causal;
-  return pass;
-}
 
 // What `query` sees of 14 tokens, by keys that are alike and values that are not.
 Tensor keys(const std::string& settings, int64_t query, bool causal) {

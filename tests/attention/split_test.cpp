@@ -1,14 +1,7 @@
-#include "longspan/attention/mechanism.h"
-#include "tests/support/tensors.h"
+#include "tests/support/mechanisms.h"
 
 namespace longspan::testing {
 namespace {
-
-std::shared_ptr<Attention> made(const Mechanism& row, const std::string& settings,
-                                int64_t heads = 4) {
-  return make<Attention>(row, {.heads = heads, .head_width = 8},
-                         *Value::parse(settings).as<Value::Map>());
-}
 
 TEST(Split, GivesEveryGroupOfHeadsToItsMechanism) {
   const auto x = random_tensors(3, {2, 4, 70, 8}, torch::kFloat);
