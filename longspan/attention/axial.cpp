@@ -153,13 +153,7 @@ constinit const Mechanism catalogue::axial{
     .classes = "fixed patterns",
     .time = {"N*sqrt(N)*d", 1.5},
     .memory = {"N*d", 1},
-    .can = {.causal = Causal::optional,
-            .padding = true,
-            .decoding = true,
-            .bias = true,
-            .segments = true,
-            .dropout = true,
-            .grouped = true},
+    .can = kPatternAbilities,
     .state =
         "keys and values of the part of the grid that later tokens see: the line so "
         "far along the last axis, all tokens along the first",

@@ -133,13 +133,7 @@ constinit const Mechanism catalogue::blockwise{
     .classes = "fixed patterns",
     .time = {"N*N/blocks*d", 2},
     .memory = {"N*d", 1},
-    .can = {.causal = Causal::optional,
-            .padding = true,
-            .decoding = true,
-            .bias = true,
-            .segments = true,
-            .dropout = true,
-            .grouped = true},
+    .can = kPatternAbilities,
     .state =
         "keys and values of the block of the next token and of the largest shift of "
         "blocks before it",

@@ -7,7 +7,6 @@
 // strip on its left, and itself up to the query.
 
 #include <algorithm>
-#include <cmath>
 
 #include "longspan/attention/pattern_attention.h"
 #include "longspan/base/error.h"
@@ -134,7 +133,7 @@ class ImageLocal2d final : public PatternAttention {
             "width must be given for decoding, where the length is not known");
     if (!length) return kWholeImage;
     if (image_.width > 0) return 0;
-    return std::llround(std::sqrt(static_cast<double>(*length)));
+    return square_root(*length);
   }
 
   Image image(const Extent& extent) const {

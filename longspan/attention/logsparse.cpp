@@ -99,18 +99,9 @@ constinit const Mechanism catalogue::logsparse{
     .classes = "fixed patterns",
     .time = {"N*log(N)*d, with restart N*N/restart*log(restart)*d", 1},
     .memory = {"N*d", 1},
-    .can = {.causal = Causal::optional,
-            .padding = true,
-            .decoding = true,
-            .bias = true,
-            .segments = true,
-            .dropout = true,
-            .grouped = true},
+    .can = kPatternAbilities,
     .state = "keys and values of all tokens",
-    .state_size =
-        [](const Settings&, const Sizes& sizes, int64_t tokens) {
-          return PatternAttention::numbers_kept(tokens, sizes);
-        },
+    .state_size = PatternAttention::all_numbers_kept,
     .settings = kSettings,
     .test_settings = "{window: 2, restart: 24}",
     .make = made_as<Attention, LogSparse>(),

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <list>
 #include <mutex>
 #include <optional>
@@ -38,6 +40,20 @@ struct HeadPatterns {
   std::vector<int32_t> of_head = {0};  // of every head, or one for all
 };
 
+// What most rows can that are patterns of positions and nothing else.
+inline constexpr Abilities kPatternAbilities{.causal = Causal::optional,
+                                             .padding = true,
+                                             .decoding = true,
+                                             .bias = true,
+                                             .segments = true,
+                                             .dropout = true,
+                                             .grouped = true};
+
+// A size that a pattern takes from the length of a sequence.
+inline int64_t square_root(int64_t length) {
+  return std::max<int64_t>(std::llround(std::sqrt(static_cast<double>(length))), 1);
+}
+
 // A mechanism says its pattern twice: as spans of keys, and by arithmetic for its
 // definition. Padding, segments, biases, dropout, global tokens (pass.mask.global: they
 // see and are seen by all, in causal passes by those after them) and decoding are done
@@ -49,6 +65,10 @@ class PatternAttention : public Attention {
   // How many numbers decoding keeps of an example for so many keys.
   static int64_t numbers_kept(int64_t keys, const Sizes& sizes) {
     return keys * (sizes.key_heads * (sizes.head_width + sizes.value_width) + 1);
+  }
+  // The same where it keeps the keys of all tokens.
+  static int64_t all_numbers_kept(const Settings&, const Sizes& sizes, int64_t tokens) {
+    return numbers_kept(tokens, sizes);
   }
 
  private:

@@ -1,8 +1,6 @@
 // The sequence as rows of a grid: a token sees its row and its column. The "Axial"
 // pattern of Ren et al. 2021, arXiv:2107.05768.
 
-#include <cmath>
-
 #include "longspan/attention/pattern_attention.h"
 #include "longspan/base/error.h"
 
@@ -28,7 +26,7 @@ class SparseAxial final : public PatternAttention {
     if (columns_ > 0) return 0;
     require(length.has_value(),
             "columns must be given for decoding, where the length is not known");
-    return std::llround(std::sqrt(static_cast<double>(*length)));
+    return square_root(*length);
   }
 
   int64_t columns(const Extent& extent) const {
@@ -67,18 +65,9 @@ constinit const Mechanism catalogue::sparse_axial{
     .classes = "fixed patterns",
     .time = {"N*sqrt(N)*d", 1.5},
     .memory = {"N*d", 1},
-    .can = {.causal = Causal::optional,
-            .padding = true,
-            .decoding = true,
-            .bias = true,
-            .segments = true,
-            .dropout = true,
-            .grouped = true},
+    .can = kPatternAbilities,
     .state = "keys and values of all tokens",
-    .state_size =
-        [](const Settings&, const Sizes& sizes, int64_t tokens) {
-          return PatternAttention::numbers_kept(tokens, sizes);
-        },
+    .state_size = PatternAttention::all_numbers_kept,
     .settings = kSettings,
     .test_settings = "{columns: 9}",
     .make = made_as<Attention, SparseAxial>(),

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -56,8 +55,7 @@ class SparseHeads {
     if (stride_ > 0) return 0;
     require(length.has_value(),
             "stride must be given for decoding, where the length is not known");
-    const double root = std::sqrt(static_cast<double>(*length));
-    return std::max<int64_t>(std::llround(root), 1);
+    return square_root(*length);
   }
   int64_t stride(const Extent& extent) const {
     return stride_ > 0 ? stride_ : extent.size;

@@ -65,13 +65,7 @@ constinit const Mechanism catalogue::sparse_strided{
     .classes = "fixed patterns",
     .time = {"N*(stride + N/stride)*d", 1.5},
     .memory = {"N*d", 1},
-    .can = {.causal = Causal::optional,
-            .padding = true,
-            .decoding = true,
-            .bias = true,
-            .segments = true,
-            .dropout = true,
-            .grouped = true},
+    .can = kPatternAbilities,
     .state =
         "keys and values of all tokens, in layers that only see near of the last "
         "stride",
