@@ -135,8 +135,8 @@ class AdaptiveSpan final : public Attention {
       scores =
           scores + q.matmul(key_positions_.t())
                        .gather(3, distance.clamp(0, longest_ - 1).expand_as(scores));
-    scores =
-        (scores / std::sqrt(static_cast<double>(q.size(3)))).masked_fill(hidden, -1e30);
+    scores = (scores / std::sqrt(static_cast<double>(q.size(3))))
+                 .masked_fill(hidden, hidden_score(q.scalar_type()));
     const Tensor weights = ((scores - scores.detach().amax(3, /*keepdim=*/true)).exp() *
                             at_most_1.to(q.scalar_type()))
                                .masked_fill(hidden, 0);

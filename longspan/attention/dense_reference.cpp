@@ -38,6 +38,8 @@ Tensor allowed_pairs(const Pass& pass, int64_t queries, int64_t keys,
   return allowed;
 }
 
+double hidden_score(torch::Dtype type) { return type == torch::kHalf ? -65504 : -3e38; }
+
 Tensor masked_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& visible, const Pass& pass,
                         std::optional<double> scale) {
@@ -53,10 +55,9 @@ Tensor masked_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                  positions_or(pass.keys(queries, keys).positions, 0, keys, q.device())
                      .unsqueeze(1));
   const auto hidden = visible.logical_not();
-  // A low number in place of minus infinity keeps rows without a key free of NaN.
-  const double low = q.scalar_type() == torch::kHalf ? -65504 : -3e38;
-  const auto weights =
-      scores.masked_fill(hidden, low).softmax(-1).masked_fill(hidden, 0);
+  const auto weights = scores.masked_fill(hidden, hidden_score(q.scalar_type()))
+                           .softmax(-1)
+                           .masked_fill(hidden, 0);
   return weights.matmul(v.repeat_interleave(group, 1));
 }
 

@@ -16,6 +16,10 @@ namespace longspan {
 torch::Tensor allowed_pairs(const Pass& pass, int64_t queries, int64_t keys,
                             torch::Device device);
 
+// In place of minus infinity for the scores of hidden pairs, so that rows without a key
+// stay free of NaN: nearly the lowest number of the type.
+double hidden_score(torch::Dtype type);
+
 // softmax(scale * q k^T + bias of the pass) v over the pairs where `visible`
 // [B|1, H|1, N, M]; a row without any is 0. Keys and values may have fewer heads.
 torch::Tensor masked_attention(const torch::Tensor& q, const torch::Tensor& k,

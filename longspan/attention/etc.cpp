@@ -11,6 +11,7 @@
 
 #include <cmath>
 
+#include "longspan/attention/dense_reference.h"
 #include "longspan/attention/head_axis.h"
 #include "longspan/attention/linear.h"
 #include "longspan/attention/mechanism.h"
@@ -206,7 +207,7 @@ class Etc final : public Mixer {
     }
     const Tensor hide = torch::cat(hidden, 3);
     return torch::cat(scores, 3)
-        .masked_fill(hide, -3e38)
+        .masked_fill(hide, hidden_score(q.scalar_type()))
         .softmax(3)
         .masked_fill(hide, 0)
         .matmul(torch::cat(values, 2));

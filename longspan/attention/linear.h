@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include <torch/nn/init.h>
 #include <torch/nn/module.h>
@@ -19,6 +20,27 @@ struct Linear {
     return longspan::linear(x, weight, bias);
   }
 };
+
+// x as it is if it is float or double, else in float.
+inline torch::Tensor at_least_float(const torch::Tensor& x) {
+  return x.scalar_type() == torch::kDouble ? x : x.to(torch::kFloat);
+}
+
+// Several maps of one x by one product: on CUDA that is fewer launches, and the
+// gradient of x is one product as well.
+inline std::vector<torch::Tensor> together(const std::vector<Linear>& maps,
+                                           const torch::Tensor& x) {
+  std::vector<torch::Tensor> weights, biases;
+  std::vector<int64_t> widths;
+  for (const Linear& map : maps) {
+    weights.push_back(map.weight);
+    if (map.bias.defined()) biases.push_back(map.bias);
+    widths.push_back(map.weight.size(0));
+  }
+  TORCH_INTERNAL_ASSERT(biases.empty() || biases.size() == maps.size());
+  const torch::Tensor bias = biases.empty() ? torch::Tensor() : torch::cat(biases);
+  return longspan::linear(x, torch::cat(weights), bias).split_with_sizes(widths, -1);
+}
 
 // Parameters NAME_weight and, if it has one, NAME_bias of `owner`: Xavier-uniform, the
 // bias 0.

@@ -176,6 +176,7 @@ Tensor PatternAttention::run(const Tensor& q, const Tensor& k, const Tensor& v,
       for (Tensor& mine : rows)
         mine = (mine.defined() ? mine : in_place).expand({heads, -1});
       these.rows = those.rows = torch::stack(rows).to(q.device());
+      those.rows_once = true;
     }
     std::vector<Source> sources = {those};
     if (has_global) sources[0].to = hidden_where(global, source.to);

@@ -64,6 +64,17 @@ Linear Projected::copied(const std::string& name, const Linear& from) {
   return made;
 }
 
+// Pays where there are more tokens than rows of weights to be put side by side. Kernels
+// want their rows to begin at multiples of 16 bytes.
+bool Projected::projects_together(const Tensor& x, const Pass& pass) const {
+  if (!x.is_cuda() || pass.crosses() || !q_.weight.defined() || !k_.weight.defined())
+    return false;
+  constexpr int64_t kAligned = 8;
+  for (const Linear& map : {q_, k_, v_})
+    if (map.weight.size(0) % kAligned != 0) return false;
+  return x.size(0) * x.size(1) >= sizes_.embedding;
+}
+
 Heads Projected::heads(const Tensor& x, Pass& pass) {
   require(x.size(2) == sizes_.embedding, mechanism().name,
           ": x must be as wide as the embedding, ", sizes_.embedding, ", got ",
@@ -74,6 +85,12 @@ Heads Projected::heads(const Tensor& x, Pass& pass) {
     pass.global = {.q = in_heads(global_q_(x), sizes_.heads),
                    .k = in_heads(global_k_(x), sizes_.key_heads),
                    .v = in_heads(global_v_(x), sizes_.key_heads)};
+  if (projects_together(x, pass)) {
+    const auto all = together({q_, k_, v_}, x);
+    return {.q = in_heads(all[0], sizes_.heads),
+            .k = in_heads(all[1], sizes_.key_heads),
+            .v = in_heads(all[2], sizes_.key_heads)};
+  }
   if (q_.weight.defined()) heads.q = in_heads(q_(x), sizes_.heads);
   Record* const state = pass.crosses() ? pass.state : nullptr;
   if (state && state->get("context_v").defined()) {

@@ -31,6 +31,7 @@ class Projected final : public Mixer {
   torch::Tensor define(const torch::Tensor& x, Pass& pass) override;
 
   Linear copied(const std::string& name, const Linear& from);
+  bool projects_together(const torch::Tensor& x, const Pass& pass) const;
   Heads heads(const torch::Tensor& x, Pass& pass);
   torch::Tensor joined(const torch::Tensor& heads) const;
 

@@ -683,7 +683,7 @@ Verdict serves_every_type(const Mechanism& mechanism, torch::Device device) {
           // What is small because large terms cancel is as inexact as those.
           const Errors now{
               relative_error(fast[i], judge), relative_error(plain[i], exact[i]),
-              2 * unit_of(type) * largest / (size_of(exact[i]) + kLeastSize)};
+              4 * unit_of(type) * largest / (size_of(exact[i]) + kLeastSize)};
           errors[i] = {std::max(errors[i].fast, now.fast),
                        std::max(errors[i].plain, now.plain),
                        std::max(errors[i].rounding, now.rounding)};

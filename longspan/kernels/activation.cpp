@@ -5,8 +5,10 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "longspan/base/build.h"
 #include "longspan/base/error.h"
 #include "longspan/base/shapes.h"
+#include "longspan/kernels/activation_cuda.h"
 #include "longspan/kernels/cpu/activation.h"
 #include "longspan/kernels/cpu/isa.h"
 #include "longspan/kernels/rows.h"
@@ -186,6 +188,9 @@ class ActivationFunction : public torch::autograd::Function<ActivationFunction> 
                         int64_t activation) {
     context->save_for_backward({x, bias});
     context->saved_data["activation"] = activation;
+    if constexpr (kHasCuda)
+      if (x.is_cuda())
+        return activate_cuda(x, unless_none(bias), static_cast<Activation>(activation));
     const auto dtype = inner_dtype(x);
     const auto run = dtype == torch::kDouble ? forward_as<double> : forward_as<float>;
     return run(x.to(dtype).contiguous(), inner(bias, dtype),
@@ -200,6 +205,13 @@ class ActivationFunction : public torch::autograd::Function<ActivationFunction> 
         static_cast<Activation>(context->saved_data["activation"].toInt());
     const Wanted wanted{.dx = context->needs_input_grad(0),
                         .dbias = context->needs_input_grad(1)};
+    if constexpr (kHasCuda)
+      if (x.is_cuda()) {
+        const auto [dx, dbias] =
+            activate_gradient_cuda(grads[0], x, unless_none(bias), activation,
+                                   {.x = wanted.dx, .bias = wanted.dbias});
+        return {dx, dbias, Tensor()};
+      }
     const auto dtype = inner_dtype(x);
     const auto run = dtype == torch::kDouble ? backward_as<double> : backward_as<float>;
     const Gradients slopes =
@@ -230,7 +242,7 @@ void check(const Tensor& x, const Tensor& bias) {
 
 Tensor activate(const Tensor& x, const Tensor& bias, Activation activation) {
   check(x, bias);
-  if (!x.is_cpu()) return activate_reference(x, bias, activation);
+  if (!has_kernels_for(x)) return activate_reference(x, bias, activation);
   return ActivationFunction::apply(
       x, bias.defined() ? bias : torch::empty({0}, x.options()),
       static_cast<int64_t>(activation));

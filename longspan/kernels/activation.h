@@ -11,11 +11,10 @@ enum class Activation { gelu, gelu_tanh, relu };
 
 // x [..., n] plus bias [n] (or undefined), then the activation. x: float, double,
 // bfloat16 or half; bias in the type of x. Returns the type and shape of x.
-// Differentiable once on the CPU.
+// Differentiable once.
 //
-// On the CPU it is one pass each way, bfloat16 and half computed in float; all results,
-// that of the bias included, are the same bits whatever the number of threads. On CUDA
-// it is the reference.
+// One pass each way, bfloat16 and half computed in float; all results, that of the bias
+// included, are the same bits in every run, whatever the number of threads.
 torch::Tensor activate(const torch::Tensor& x, const torch::Tensor& bias,
                        Activation activation);
 

@@ -99,7 +99,7 @@ Tensors row_weights(const Queries& queries, const std::vector<Source>& sources,
                     const BlockAttention& options) {
   constexpr int64_t kAtOnce = 16;
   const torch::NoGradGuard no_gradients;
-  if (!queries.q.is_cpu())
+  if (!has_fused_attention(queries.q.device()))
     return row_weights_reference(queries, sources, lse, rows, options);
   const AttentionCall call = without_dropout(queries, sources, options);
   const AttentionSizes sizes = check_all(call, lse);
@@ -134,7 +134,8 @@ Tensors row_weights(const Queries& queries, const std::vector<Source>& sources,
 Tensors column_mass(const Queries& queries, const std::vector<Source>& sources,
                     const Tensor& lse, const BlockAttention& options) {
   const torch::NoGradGuard no_gradients;
-  if (!queries.q.is_cpu()) return column_mass_reference(queries, sources, lse, options);
+  if (!has_fused_attention(queries.q.device()))
+    return column_mass_reference(queries, sources, lse, options);
   const AttentionCall call = without_dropout(queries, sources, options);
   const AttentionSizes sizes = check_all(call, lse);
   Tensors mass = transposed_weights_times(call, sizes, lse,

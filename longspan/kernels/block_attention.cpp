@@ -1,9 +1,13 @@
 #include "longspan/kernels/block_attention.h"
 
+#include <atomic>
+#include <cstdlib>
 #include <memory>
+#include <string_view>
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "longspan/base/build.h"
 #include "longspan/base/error.h"
 #include "longspan/base/flops.h"
 #include "longspan/kernels/attention_call.h"
@@ -70,6 +74,7 @@ class BlockAttentionFunction
     kept.push_back(result.out);
     kept.push_back(result.lse);
     context->save_for_backward(kept);
+    context->set_materialize_grads(false);
     context->saved_data["call"] =
         torch::IValue::make_capsule(c10::make_intrusive<KeptCall>(call));
     return {result.out, result.lse};
@@ -95,7 +100,24 @@ class BlockAttentionFunction
 
 }  // namespace
 
-bool has_fused_attention(torch::Device device) { return device.is_cpu(); }
+bool has_fused_attention(torch::Device device) {
+  return device.is_cpu() || (kHasCuda && device.is_cuda());
+}
+
+namespace {
+
+std::atomic<bool>& torch_attention() {
+  static std::atomic<bool> use = [] {
+    const char* const given = std::getenv("LONGSPAN_TORCH_ATTENTION");
+    return !given || std::string_view(given) != "0";
+  }();
+  return use;
+}
+
+}  // namespace
+
+void use_torch_attention(bool use) { torch_attention() = use; }
+bool uses_torch_attention() { return torch_attention(); }
 
 Attended block_attention(const Queries& queries, const std::vector<Source>& sources,
                          const BlockAttention& options) {

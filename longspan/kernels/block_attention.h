@@ -72,6 +72,7 @@ struct Source {
   bool outside = false;
   torch::Tensor buckets = {};  // undefined: 0
   torch::Tensor rows = {};  // as of queries, but a row of k and v may have many places
+  bool rows_once = false;   // a promise that none has: its gradients need no sums
   Bias bias = {};
 };
 
@@ -89,9 +90,19 @@ struct BlockAttention {
 };
 
 // Whether block_attention() has fused kernels there. They need O(N + M) memory beside
-// inputs and results; without them it runs as the reference does, in O(N*M).
+// inputs, results and the lists of tiles; without them it runs as the reference does,
+// in O(N*M).
 bool has_fused_attention(torch::Device device);
 
+// Whether on CUDA calls that are plainly dense or causal may go to LibTorch's own
+// attention, where it has one and there is no better kernel for the card: so from the
+// start, unless the environment has LONGSPAN_TORCH_ATTENTION=0.
+void use_torch_attention(bool use);
+bool uses_torch_attention();
+
+// On CUDA there may be 8 sources at most, and integers that lie there are checked late:
+// bad ones stop the program.
+//
 // Differentiable in q, in k, v and biases of every source, where fused once; out and
 // lse both have gradients.
 Attended block_attention(const Queries& queries, const std::vector<Source>& sources,

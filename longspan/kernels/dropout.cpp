@@ -8,9 +8,11 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "longspan/base/build.h"
 #include "longspan/base/error.h"
 #include "longspan/base/random.h"
 #include "longspan/kernels/random_numbers.h"
+#include "longspan/kernels/random_numbers_cuda.h"
 
 namespace longspan {
 namespace {
@@ -51,6 +53,8 @@ void dropout_cpu(const Number* x, Number* y, int64_t count, double probability,
 }
 
 Tensor run(const Tensor& x, double probability, Key key) {
+  if constexpr (kHasCuda)
+    if (x.is_cuda()) return dropout_cuda(x, probability, key);
   if (!x.is_cpu()) {
     const Tensor keep = random_words(key, x.sizes(), x.device()) >=
                         static_cast<int64_t>(word_limit(probability));

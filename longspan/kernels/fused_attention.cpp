@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "longspan/base/build.h"
+#include "longspan/kernels/attention_cuda.h"
 #include "longspan/kernels/cpu/isa.h"
 #include "longspan/kernels/head_views.h"
 #include "longspan/kernels/in_order.h"
@@ -235,6 +237,8 @@ bool has_bf16_kernel(const AttentionSizes& sizes, torch::Dtype dtype) {
 
 Attended fused_attention(const AttentionCall& call) {
   const AttentionSizes sizes = check(call);
+  if constexpr (kHasCuda)
+    if (call.queries.q.is_cuda()) return attention_cuda(call, sizes);
   const auto dtype = call.queries.q.scalar_type();
   if (dtype == torch::kDouble)
     return attend_as<double, double>(call, sizes, torch::kDouble);

@@ -1,4 +1,4 @@
-// block_attention() on the CPU kernels, without autograd. See docs/kernels.md.
+// block_attention() on the fused kernels, without autograd. See docs/kernels.md.
 
 #pragma once
 
@@ -8,11 +8,13 @@ namespace longspan {
 
 Attended fused_attention(const AttentionCall& call);
 
-// Which queries a gradient is summed over: tiles, ascending; empty: all.
+// Which queries a gradient is summed over: tiles, ascending; empty: all. The gradients
+// of out and lse must be 0 in the others.
 using QueryTiles = std::vector<int32_t>;
 
 // The gradients of the learned tensors of `call`, in their order, from the results of
-// the forward pass and the gradients of those; undefined where not `wanted`.
+// the forward pass and the gradients of those, of which those that are undefined are 0;
+// undefined where not `wanted`.
 std::vector<torch::Tensor> fused_attention_gradient(AttentionCall call,
                                                     const Attended& results,
                                                     const Attended& slopes,

@@ -8,6 +8,8 @@
 #include <numeric>
 #include <set>
 
+#include "longspan/base/build.h"
+#include "longspan/kernels/attention_cuda.h"
 #include "longspan/kernels/cpu/isa.h"
 #include "longspan/kernels/fused_attention.h"
 #include "longspan/kernels/head_views.h"
@@ -593,10 +595,18 @@ std::vector<Tensor> fused_attention_gradient(AttentionCall call,
                                              const std::vector<bool>& wanted,
                                              const QueryTiles& tiles) {
   const AttentionSizes sizes = check(call);
+  if constexpr (kHasCuda)
+    if (call.queries.q.is_cuda())
+      return attention_gradient_cuda(call, sizes, results, slopes, wanted);
+  const auto or_zeros = [](const Tensor& slope, const Tensor& like) {
+    return slope.defined() ? slope : torch::zeros_like(like);
+  };
+  const Attended all{or_zeros(slopes.out, results.out),
+                     or_zeros(slopes.lse, results.lse)};
   std::vector<Tensor> gradients =
       call.queries.q.scalar_type() == torch::kDouble
-          ? Gradient<double>(call, sizes, results, slopes, wanted, tiles).run_all()
-          : Gradient<float>(call, sizes, results, slopes, wanted, tiles).run_all();
+          ? Gradient<double>(call, sizes, results, all, wanted, tiles).run_all()
+          : Gradient<float>(call, sizes, results, all, wanted, tiles).run_all();
   const std::vector<Tensor*> learned = call.learned();
   for (size_t i = 0; i < gradients.size(); ++i)
     if (wanted[i]) gradients[i] = gradients[i].to(learned[i]->scalar_type());

@@ -4,10 +4,12 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "longspan/base/build.h"
 #include "longspan/base/error.h"
 #include "longspan/base/shapes.h"
 #include "longspan/kernels/cpu/isa.h"
 #include "longspan/kernels/cpu/layer_norm.h"
+#include "longspan/kernels/layer_norm_cuda.h"
 #include "longspan/kernels/rows.h"
 
 namespace longspan {
@@ -72,18 +74,14 @@ auto kernel_for(const cpu::LayerNormGradientRows<double>&) {
   return norm_doubles_gradient;
 }
 
-struct Normed {
-  Tensor y, mean, rstd;
-};
-
 // All of one type and contiguous; weight and bias may be undefined.
 template <class Number>
-Normed forward_as(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                  double epsilon) {
+NormedRows forward_as(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                      double epsilon) {
   const int64_t width = x.size(-1), rows = x.numel() / width;
-  const Normed result{torch::empty(x.sizes(), x.options()),
-                      torch::empty({rows}, torch::kDouble),
-                      torch::empty({rows}, x.options())};
+  const NormedRows result{torch::empty(x.sizes(), x.options()),
+                          torch::empty({rows}, torch::kDouble),
+                          torch::empty({rows}, x.options())};
   const cpu::LayerNormRows<Number> all{.x = pointer<Number>(x),
                                        .weight = pointer<Number>(weight),
                                        .bias = pointer<Number>(bias),
@@ -106,23 +104,16 @@ Normed forward_as(const Tensor& x, const Tensor& weight, const Tensor& bias,
   return result;
 }
 
-struct Wanted {
-  bool dx, dweight, dbias;
-};
-
-struct Gradients {
-  Tensor dx, dweight, dbias;
-};
-
 template <class Number>
-Gradients backward_as(const Tensor& dy, const Tensor& x, const Tensor& weight,
-                      const Tensor& mean, const Tensor& rstd, Wanted wanted) {
+LayerNormSlopes backward_as(const Tensor& dy, const Tensor& x, const Tensor& weight,
+                            const Tensor& mean, const Tensor& rstd,
+                            LayerNormWanted wanted) {
   const int64_t width = x.size(-1), rows = x.numel() / width;
   const int64_t slices = slices_of(rows);
   Tensor dx, dweight, dbias;
-  if (wanted.dx) dx = torch::empty(x.sizes(), x.options());
-  if (wanted.dweight) dweight = torch::zeros({slices, width}, torch::kDouble);
-  if (wanted.dbias) dbias = torch::zeros({slices, width}, torch::kDouble);
+  if (wanted.x) dx = torch::empty(x.sizes(), x.options());
+  if (wanted.weight) dweight = torch::zeros({slices, width}, torch::kDouble);
+  if (wanted.bias) dbias = torch::zeros({slices, width}, torch::kDouble);
   Number* const dx_first = pointer<Number>(dx);
   double* const dweight_first = pointer<double>(dweight);
   double* const dbias_first = pointer<double>(dbias);
@@ -141,45 +132,69 @@ Gradients backward_as(const Tensor& dy, const Tensor& x, const Tensor& weight,
     some.mean += first;
     some.rstd += first;
     some.rows = count;
-    if (wanted.dx) some.dx = dx_first + first * width;
-    if (wanted.dweight) some.dweight = dweight_first + slice * width;
-    if (wanted.dbias) some.dbias = dbias_first + slice * width;
+    if (wanted.x) some.dx = dx_first + first * width;
+    if (wanted.weight) some.dweight = dweight_first + slice * width;
+    if (wanted.bias) some.dbias = dbias_first + slice * width;
     kernel(some);
   });
-  if (wanted.dweight) dweight = sum_of_slices(dweight);
-  if (wanted.dbias) dbias = sum_of_slices(dbias);
+  if (wanted.weight) dweight = sum_of_slices(dweight);
+  if (wanted.bias) dbias = sum_of_slices(dbias);
   return {dx, dweight, dbias};
+}
+
+NormedRows normed(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                  double epsilon) {
+  if constexpr (kHasCuda)
+    if (x.is_cuda())
+      return layer_norm_cuda(x, unless_none(weight), unless_none(bias), epsilon);
+  const auto dtype = inner_dtype(x);
+  const auto run = dtype == torch::kDouble ? forward_as<double> : forward_as<float>;
+  NormedRows result =
+      run(x.to(dtype).contiguous(), inner(weight, dtype), inner(bias, dtype), epsilon);
+  result.y = result.y.to(x.scalar_type());
+  return result;
+}
+
+// `saved`: x, weight, mean and rstd.
+LayerNormSlopes slopes_of(const Tensor& dy, const variable_list& saved,
+                          torch::Dtype bias_dtype, LayerNormWanted wanted) {
+  const Tensor &x = saved[0], &weight = saved[1];
+  if constexpr (kHasCuda)
+    if (x.is_cuda()) {
+      const auto dtype = x.scalar_type();
+      const bool wide = weight.scalar_type() != dtype || bias_dtype != dtype;
+      return layer_norm_gradient_cuda(dy, x, unless_none(weight), wide, saved[2],
+                                      saved[3], wanted);
+    }
+  const auto dtype = inner_dtype(x);
+  const auto run = dtype == torch::kDouble ? backward_as<double> : backward_as<float>;
+  LayerNormSlopes slopes = run(dy.to(dtype).contiguous(), x.to(dtype).contiguous(),
+                               inner(weight, dtype), saved[2], saved[3], wanted);
+  if (wanted.x) slopes.x = slopes.x.to(x.scalar_type());
+  return slopes;
 }
 
 class LayerNormFunction : public torch::autograd::Function<LayerNormFunction> {
  public:
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
                         const Tensor& bias, double epsilon) {
-    const auto dtype = inner_dtype(x);
-    const auto run = dtype == torch::kDouble ? forward_as<double> : forward_as<float>;
-    const Normed result = run(x.to(dtype).contiguous(), inner(weight, dtype),
-                              inner(bias, dtype), epsilon);
+    const NormedRows result = normed(x, weight, bias, epsilon);
     context->save_for_backward({x, weight, result.mean, result.rstd});
     context->saved_data["bias_dtype"] = static_cast<int64_t>(bias.scalar_type());
-    return result.y.to(x.scalar_type());
+    return result.y;
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const variable_list saved = context->get_saved_variables();
-    const Tensor &x = saved[0], &weight = saved[1];
-    const auto dtype = inner_dtype(x);
+    const Tensor& weight = saved[1];
     const auto bias_dtype =
         static_cast<torch::Dtype>(context->saved_data["bias_dtype"].toInt());
-    const Wanted wanted{.dx = context->needs_input_grad(0),
-                        .dweight = context->needs_input_grad(1),
-                        .dbias = context->needs_input_grad(2)};
-    const auto run = dtype == torch::kDouble ? backward_as<double> : backward_as<float>;
-    const Gradients slopes =
-        run(grads[0].to(dtype).contiguous(), x.to(dtype).contiguous(),
-            inner(weight, dtype), saved[2], saved[3], wanted);
-    return {wanted.dx ? slopes.dx.to(x.scalar_type()) : Tensor(),
-            wanted.dweight ? slopes.dweight.to(weight.scalar_type()) : Tensor(),
-            wanted.dbias ? slopes.dbias.to(bias_dtype) : Tensor(), Tensor()};
+    const LayerNormWanted wanted{.x = context->needs_input_grad(0),
+                                 .weight = context->needs_input_grad(1),
+                                 .bias = context->needs_input_grad(2)};
+    const LayerNormSlopes slopes = slopes_of(grads[0], saved, bias_dtype, wanted);
+    return {slopes.x, wanted.weight ? slopes.weight.to(weight.scalar_type()) : Tensor(),
+            wanted.bias ? slopes.bias.to(bias_dtype) : Tensor(), Tensor()};
   }
 };
 
@@ -215,7 +230,7 @@ void check(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
                   double epsilon) {
   check(x, weight, bias, epsilon);
-  if (!x.is_cpu()) return layer_norm_reference(x, weight, bias, epsilon);
+  if (!has_kernels_for(x)) return layer_norm_reference(x, weight, bias, epsilon);
   const Tensor none = torch::empty({0}, x.options());
   return LayerNormFunction::apply(x, weight.defined() ? weight : none,
                                   bias.defined() ? bias : none, epsilon);

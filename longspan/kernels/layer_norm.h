@@ -9,11 +9,10 @@ namespace longspan {
 //
 // x: [..., E], float, double, bfloat16 or half, any strides; weight and bias: [E] in
 // the type of x, or float where x is bfloat16 or half, or undefined. Returns [..., E]
-// in the type of x. Differentiable once on the CPU.
+// in the type of x. Differentiable once.
 //
-// On the CPU it is one pass each way, bfloat16 and half computed in float, and all
-// results are the same bits whatever the number of threads. On CUDA it is the
-// reference.
+// One pass each way, bfloat16 and half computed in float, and all results are the same
+// bits in every run, whatever the number of threads.
 torch::Tensor layer_norm(const torch::Tensor& x, const torch::Tensor& weight = {},
                          const torch::Tensor& bias = {}, double epsilon = 1e-5);
 

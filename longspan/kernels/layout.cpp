@@ -175,6 +175,27 @@ std::span<const Run> Tiles::column(int64_t key_tile) const {
   return lists_->columns.of(key_tile);
 }
 
+bool Tiles::is_all() const { return pairs() == queries() * keys(); }
+
+bool Tiles::is_past() const {
+  if (queries() != keys() || pairs() != queries() * (queries() + 1) / 2) return false;
+  for (int64_t tile = 0; tile < query_tiles(); ++tile) {
+    const int64_t count = std::min(kTile, queries() - tile * kTile);
+    int64_t next = 0;
+    for (const auto& [first, tiles, mask] : row(tile)) {
+      if (first != next) return false;
+      next += tiles;
+      if (mask == kFull) continue;
+      if (first != tile || tiles != 1) return false;
+      for (int64_t key = 0; key < count; ++key)
+        if (lists_->masks[mask][key] != (low_bits(count) & ~low_bits(key)))
+          return false;
+    }
+    if (next != tile + 1) return false;
+  }
+  return true;
+}
+
 torch::Tensor Tiles::dense() const {
   auto seen = torch::zeros({queries(), keys()}, torch::kBool);
   auto* const pairs = seen.data_ptr<bool>();
@@ -226,6 +247,13 @@ Layout::Layout(std::vector<Tiles> given, Choice choice)
   for (const int32_t index : choice_.pattern)
     require(index >= 0 && index < patterns(), "layout: the choice names pattern ",
             index, ", there are ", patterns());
+}
+
+bool Layout::is_same(const Layout& other) const {
+  return choice_ == other.choice_ &&
+         std::ranges::equal(
+             patterns_, other.patterns_,
+             [](const Tiles& a, const Tiles& b) { return a.is_same(b); });
 }
 
 }  // namespace longspan

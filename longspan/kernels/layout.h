@@ -52,6 +52,14 @@ class Tiles {
   // How many (query, key) pairs the pattern shows.
   int64_t pairs() const;
 
+  // Whether every query sees every key; whether query i sees keys 0 .. i, of as many
+  // keys as queries.
+  bool is_all() const;
+  bool is_past() const;
+
+  // Whether both have the same lists, one being a copy of the other.
+  bool is_same(const Tiles& other) const { return lists_ == other.lists_; }
+
   // [queries, keys] bool: for references and pictures, O(N*M).
   torch::Tensor dense() const;
 
@@ -73,6 +81,8 @@ class Layout {
     int64_t examples = 1;
     int64_t heads = 1;
     std::vector<int32_t> pattern = {0};
+
+    bool operator==(const Choice&) const = default;
   };
 
   // Every query sees every key.
@@ -94,6 +104,9 @@ class Layout {
     return choice_.pattern[(choice_.examples == 1 ? 0 : example) * choice_.heads +
                            (choice_.heads == 1 ? 0 : head)];
   }
+
+  // Whether both are put together from the same patterns.
+  bool is_same(const Layout& other) const;
 
   const Tiles& tiles(int64_t pattern) const { return patterns_[pattern]; }
   std::span<const Run> row(int64_t pattern, int64_t query_tile) const {

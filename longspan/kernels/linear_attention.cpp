@@ -6,10 +6,12 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "longspan/base/build.h"
 #include "longspan/base/error.h"
 #include "longspan/base/flops.h"
 #include "longspan/base/shapes.h"
 #include "longspan/kernels/linear_attention_cpu.h"
+#include "longspan/kernels/linear_attention_cuda.h"
 #include "longspan/kernels/rows.h"
 
 namespace longspan {
@@ -124,6 +126,24 @@ void check(const LinearInputs& inputs, const LinearAttention& options) {
           "linear attention: epsilon must be more than 0, got ", options.epsilon);
 }
 
+LinearForward forward_of(const LinearInputs& inputs, const LinearAttention& options,
+                         bool differentiable) {
+  if constexpr (kHasCuda)
+    if (inputs.q.is_cuda())
+      return linear_attention_cuda(inputs, options, differentiable);
+  return linear_attention_cpu(inputs, options, differentiable);
+}
+
+LinearInputSlopes gradient_of(const LinearInputs& inputs,
+                              const LinearAttention& options, const LinearKept& kept,
+                              const Tensor& max, const LinearResultSlopes& slopes,
+                              const LinearWanted& wanted) {
+  if constexpr (kHasCuda)
+    if (inputs.q.is_cuda())
+      return linear_attention_gradient_cuda(inputs, options, kept, max, slopes, wanted);
+  return linear_attention_gradient_cpu(inputs, options, kept, max, slopes, wanted);
+}
+
 class LinearAttentionFunction
     : public torch::autograd::Function<LinearAttentionFunction> {
  public:
@@ -134,11 +154,10 @@ class LinearAttentionFunction
                                const Tensor& sums, const Tensor& max,
                                const LinearAttention& options) {
     const LinearInputs inputs = inputs_of({q, k, v, log_decay, weights, sums, max});
-    const auto [attended, kept] =
-        linear_attention_cpu(inputs, options, /*differentiable=*/true);
+    const auto [attended, kept] = forward_of(inputs, options, /*differentiable=*/true);
     const Tensor last_max = or_none(attended.state.max);
     context->save_for_backward({q, k, v, log_decay, weights, sums, max, kept.out,
-                                kept.den, or_none(kept.scale), kept.sums,
+                                kept.den, or_none(kept.scale), or_none(kept.sums),
                                 or_none(kept.peaks), last_max});
     context->saved_data["causal"] = options.causal;
     context->saved_data["log_features"] = options.log_features;
@@ -163,7 +182,7 @@ class LinearAttentionFunction
     const LinearKept kept{.out = saved[7],
                           .den = saved[8],
                           .scale = unless_none(saved[9]),
-                          .sums = saved[10],
+                          .sums = unless_none(saved[10]),
                           .peaks = unless_none(saved[11])};
     const LinearWanted wanted{.q = context->needs_input_grad(0),
                               .k = context->needs_input_grad(1),
@@ -171,9 +190,9 @@ class LinearAttentionFunction
                               .log_decay = context->needs_input_grad(3),
                               .weights = context->needs_input_grad(4),
                               .sums = context->needs_input_grad(5)};
-    const auto result = linear_attention_gradient_cpu(
-        inputs_of(saved), options, kept, unless_none(saved[12]),
-        {.out = slopes[0], .lse = slopes[1], .sums = slopes[2]}, wanted);
+    const auto result =
+        gradient_of(inputs_of(saved), options, kept, unless_none(saved[12]),
+                    {.out = slopes[0], .lse = slopes[1], .sums = slopes[2]}, wanted);
     return {result.q,       result.k,    result.v, result.log_decay,
             result.weights, result.sums, Tensor(), Tensor()};
   }
@@ -212,9 +231,9 @@ LinearAttended linear_attention(const LinearInputs& inputs,
   // A token is put into the sums, and read from them.
   const Flops counted(2 * q.size(0) * q.size(1) * (q.size(2) + v.size(2)) * q.size(3) *
                       (v.size(3) + 1));
-  if (!q.is_cpu()) return linear_attention_reference(inputs, options);
+  if (!has_kernels_for(q)) return linear_attention_reference(inputs, options);
   if (!needs_gradients(inputs))
-    return linear_attention_cpu(inputs, options, /*differentiable=*/false).attended;
+    return forward_of(inputs, options, /*differentiable=*/false).attended;
   const auto result =
       LinearAttentionFunction::apply(q, k, v, or_none(log_decay), or_none(weights),
                                      or_none(state.sums), or_none(state.max), options);

@@ -56,13 +56,17 @@ struct LinearAttended {
   LinearState state = {};  // after the last key
 };
 
-// Differentiable in q, k, v, log_decay, weights and the sums of the initial state, once
-// on the CPU; out, lse and the sums of the final state have gradients.
+// Differentiable in q, k, v, log_decay, weights and the sums of the initial state,
+// once; out, lse and the sums of the final state have gradients.
 //
-// On the CPU time is linear in N and M, memory that of the inputs and outputs and a
-// state for every 256 tokens; bfloat16 and half are computed in float, and all results
-// are the same bits whatever the number of threads. Log features may be of any size:
-// no term that counts in a row is lost beside others that are huge. Elsewhere it is the
+// On the CPU and, in builds for it, on CUDA time is linear in N and M, memory that of
+// the inputs and outputs and a state for every 256 tokens, on CUDA 64. bfloat16 and
+// half are computed in float, and all results are the same bits every time, whatever
+// the number of threads. Log features may be of any size: no term that counts in a row
+// is lost beside others that are huge. On CUDA bfloat16 features without decays and
+// weights, of widths that are multiples of 8 up to 128, go through tensor cores: sums
+// stay float, products of queries and keys are rounded to bfloat16. Other floats are
+// multiplied by LibTorch there, in TF32 where it is told so. On other devices it is the
 // reference.
 LinearAttended linear_attention(const LinearInputs& inputs,
                                 const LinearAttention& options = {});

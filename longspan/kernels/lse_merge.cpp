@@ -1,14 +1,18 @@
 #include "longspan/kernels/lse_merge.h"
 
+#include <algorithm>
 #include <limits>
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "longspan/base/build.h"
 #include "longspan/base/error.h"
 #include "longspan/base/shapes.h"
 #include "longspan/kernels/cpu/isa.h"
 #include "longspan/kernels/cpu/lse_merge.h"
+#include "longspan/kernels/cuda/lse_merge.h"
 #include "longspan/kernels/heads.h"
+#include "longspan/kernels/lse_merge_cuda.h"
 #include "longspan/kernels/rows.h"
 
 namespace longspan {
@@ -109,11 +113,43 @@ variable_list backward_as(const Parts& parts, const Tensor& dout, const Tensor& 
   return slopes;
 }
 
+// `tensors`: the outs, then as many lses.
+std::vector<Attended> attended_of(at::TensorList tensors) {
+  const size_t count = tensors.size() / 2;
+  std::vector<Attended> parts;
+  for (size_t i = 0; i < count; ++i)
+    parts.push_back({.out = tensors[i], .lse = tensors[count + i]});
+  return parts;
+}
+
+// Gradients of the outs, then of the lses.
+variable_list backward_on_cuda(const variable_list& tensors, const Attended& slopes,
+                               const std::vector<bool>& wanted) {
+  const auto parts = attended_of(tensors);
+  std::vector<MergeWanted> of_parts;
+  for (size_t i = 0; i < parts.size(); ++i)
+    of_parts.push_back({.out = wanted[i], .lse = wanted[parts.size() + i]});
+  variable_list gradients(tensors.size());
+  if constexpr (kHasCuda) {
+    const auto results = merge_gradient_cuda(parts, slopes, of_parts);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      gradients[i] = results[i].out;
+      gradients[parts.size() + i] = results[i].lse;
+    }
+  }
+  return gradients;
+}
+
 class MergeFunction : public torch::autograd::Function<MergeFunction> {
  public:
   // `parts`: the outs, then as many lses.
   static variable_list forward(AutogradContext* context, at::TensorList parts) {
     context->save_for_backward(parts.vec());
+    if constexpr (kHasCuda)
+      if (parts.front().is_cuda()) {
+        const Attended merged = merge_cuda(attended_of(parts));
+        return {merged.out, merged.lse};
+      }
     const auto dtype = inner_dtype(parts.front());
     const auto run = dtype == torch::kDouble ? forward_as<double> : forward_as<float>;
     const Attended merged = run(Parts(parts, dtype));
@@ -128,9 +164,15 @@ class MergeFunction : public torch::autograd::Function<MergeFunction> {
     std::vector<bool> wanted;
     for (size_t i = 0; i < parts.size(); ++i)
       wanted.push_back(context->needs_input_grad(i));
-    const auto run = dtype == torch::kDouble ? backward_as<double> : backward_as<float>;
-    variable_list gradients = run(Parts(parts, dtype), unit_stride(slopes[0], dtype),
-                                  slopes[1].to(dtype).contiguous(), wanted);
+    variable_list gradients;
+    if (parts.front().is_cuda()) {
+      gradients = backward_on_cuda(parts, {.out = slopes[0], .lse = slopes[1]}, wanted);
+    } else {
+      const auto run =
+          dtype == torch::kDouble ? backward_as<double> : backward_as<float>;
+      gradients = run(Parts(parts, dtype), unit_stride(slopes[0], dtype),
+                      slopes[1].to(dtype).contiguous(), wanted);
+    }
     for (size_t i = 0; i < parts.size(); ++i)
       if (wanted[i]) gradients[i] = gradients[i].to(parts[i].scalar_type());
     return gradients;
@@ -164,11 +206,28 @@ void check(const std::vector<Attended>& parts) {
   }
 }
 
+// The same in several steps of at most `most` parts.
+Attended merge_in_groups(const std::vector<Attended>& parts, size_t most) {
+  std::vector<Attended> merged;
+  for (size_t i = 0; i < parts.size(); i += most) {
+    std::vector<Attended> group;
+    for (size_t j = i; j < std::min(i + most, parts.size()); ++j)
+      group.push_back(
+          {.out = parts[j].out.to(inner_dtype(parts[j].out)), .lse = parts[j].lse});
+    merged.push_back(merge(group));
+  }
+  const Attended all = merge(merged);
+  return {.out = all.out.to(parts.front().out.scalar_type()), .lse = all.lse};
+}
+
 }  // namespace
 
 Attended merge(const std::vector<Attended>& parts) {
   check(parts);
-  if (!parts.front().out.is_cpu()) return merge_reference(parts);
+  const Tensor& first = parts.front().out;
+  if (!has_kernels_for(first)) return merge_reference(parts);
+  if (first.is_cuda() && parts.size() > cuda::kMostParts)
+    return merge_in_groups(parts, cuda::kMostParts);
   std::vector<Tensor> all;
   for (const auto& part : parts) all.push_back(part.out);
   for (const auto& part : parts) all.push_back(part.lse);

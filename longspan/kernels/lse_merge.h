@@ -18,11 +18,11 @@ struct Attended {
 // The attention over all keys, from the attention over each part of them (mechanisms
 // with several sources, rounds or splits). A key that is in two parts counts twice. A
 // part without weight in a row does not count there, whatever it holds, also NaN.
-// Differentiable in out and lse of every part and of the result, once on the CPU.
+// Differentiable in out and lse of every part and of the result, once.
 //
-// On the CPU it is one pass each way, bfloat16 and half computed in float, and all
-// results are the same bits whatever the number of threads. On CUDA it is the
-// reference.
+// One pass each way, on CUDA for every 16 parts; bfloat16 and half are computed in
+// float, and all results are the same bits in every run, whatever the number of
+// threads.
 Attended merge(const std::vector<Attended>& parts);
 
 // The same in plain tensor operations: what the fused path must equal.

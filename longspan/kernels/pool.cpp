@@ -4,9 +4,11 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "longspan/base/build.h"
 #include "longspan/base/error.h"
 #include "longspan/kernels/pool_call.h"
 #include "longspan/kernels/pool_cpu.h"
+#include "longspan/kernels/pool_cuda.h"
 #include "longspan/kernels/rows.h"
 
 namespace longspan {
@@ -21,14 +23,44 @@ void refuse_second_gradient() {
           "pooling: it has no second derivatives; the reference has");
 }
 
+Weighed by_weights(const PoolInputs& inputs, const PoolWhere& where, bool divided) {
+  if constexpr (kHasCuda)
+    if (inputs.x.is_cuda()) return pool_by_weights_cuda(inputs, where, divided);
+  return pool_by_weights_cpu(inputs, where, divided);
+}
+
+PoolGradients by_weights_gradient(const PoolInputs& inputs, int64_t tokens,
+                                  const PoolWhere& where, const Weighed& result,
+                                  const WeighedSlopes& slopes, PoolWanted wanted) {
+  if constexpr (kHasCuda)
+    if (slopes.out.is_cuda())
+      return pool_by_weights_gradient_cuda(inputs, tokens, where, result, slopes,
+                                           wanted);
+  return pool_by_weights_gradient_cpu(inputs, tokens, where, result, slopes, wanted);
+}
+
+Largest largest(const PoolInputs& inputs, const PoolWhere& where, bool with_place) {
+  if constexpr (kHasCuda)
+    if (inputs.x.is_cuda()) return pool_largest_cuda(inputs, where, with_place);
+  return pool_largest_cpu(inputs, where, with_place);
+}
+
+Tensor largest_gradient(const Tensor& dout, const Tensor& known, const Tensor& keep,
+                        int64_t tokens, const PoolWhere& where) {
+  if constexpr (kHasCuda)
+    if (dout.is_cuda())
+      return pool_largest_gradient_cuda(dout, known, keep, tokens, where);
+  return pool_largest_gradient_cpu(dout, known, keep, tokens, where);
+}
+
 class WeighedFunction : public torch::autograd::Function<WeighedFunction> {
  public:
   static variable_list forward(AutogradContext* context, const Tensor& x,
                                const Tensor& keep, const Tensor& scores,
                                const Tensor& where, bool divided) {
-    const Weighed result = pool_by_weights_cpu(
-        {.x = x, .keep = unless_none(keep), .scores = unless_none(scores)}, {where},
-        divided);
+    const Weighed result =
+        by_weights({.x = x, .keep = unless_none(keep), .scores = unless_none(scores)},
+                   {where}, divided);
     const Tensor out = result.out.to(x.scalar_type());
     const bool with_scores = result.lse.defined();
     // Without scores the gradient of x needs nothing of its values.
@@ -51,7 +83,7 @@ class WeighedFunction : public torch::autograd::Function<WeighedFunction> {
                          .lse = {}};
     const PoolWanted wanted{.x = context->needs_input_grad(0),
                             .scores = context->needs_input_grad(2)};
-    const PoolGradients gradients = pool_by_weights_gradient_cpu(
+    const PoolGradients gradients = by_weights_gradient(
         inputs, context->saved_data["tokens"].toInt(), {saved[3]}, result,
         {.out = slopes[0], .lse = slopes.size() > 1 ? slopes[1] : Tensor()}, wanted);
     return {wanted.x ? gradients.x.to(slopes[0].scalar_type()) : Tensor(), Tensor(),
@@ -65,8 +97,8 @@ class LargestFunction : public torch::autograd::Function<LargestFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& keep,
                         const Tensor& where) {
     const PoolWhere places{where};
-    const Largest result = pool_largest_cpu({.x = x, .keep = unless_none(keep)}, places,
-                                            /*with_place=*/x.requires_grad());
+    const Largest result = largest({.x = x, .keep = unless_none(keep)}, places,
+                                   /*with_place=*/x.requires_grad());
     const Tensor out = result.out.to(x.scalar_type());
     context->save_for_backward(
         {places.is_spans() ? or_none(result.place) : out, keep, where});
@@ -78,8 +110,8 @@ class LargestFunction : public torch::autograd::Function<LargestFunction> {
     refuse_second_gradient();
     const variable_list saved = context->get_saved_variables();
     const Tensor dx =
-        pool_largest_gradient_cpu(slopes[0], saved[0], unless_none(saved[1]),
-                                  context->saved_data["tokens"].toInt(), {saved[2]});
+        largest_gradient(slopes[0], saved[0], unless_none(saved[1]),
+                         context->saved_data["tokens"].toInt(), {saved[2]});
     return {dx.to(slopes[0].scalar_type()), Tensor(), Tensor()};
   }
 };
@@ -118,13 +150,13 @@ std::vector<Span> equal_spans(int64_t length, int64_t size, int64_t stride) {
 Pooled pool_spans(const PoolInputs& inputs, const std::vector<Span>& spans,
                   Pooling how) {
   check(inputs, spans, how);
-  if (!inputs.x.is_cpu()) return pool_spans_reference(inputs, spans, how);
+  if (!has_kernels_for(inputs.x)) return pool_spans_reference(inputs, spans, how);
   return pool(inputs, as_tensor(spans), how);
 }
 
 Pooled pool_prefixes(const PoolInputs& inputs, int64_t segment, Pooling how) {
   check(inputs, segment, how);
-  if (!inputs.x.is_cpu()) return pool_prefixes_reference(inputs, segment, how);
+  if (!has_kernels_for(inputs.x)) return pool_prefixes_reference(inputs, segment, how);
   return pool(inputs, torch::full({1}, real_length(segment, inputs.x), torch::kLong),
               how);
 }

@@ -38,16 +38,15 @@ std::vector<Span> equal_spans(int64_t length, int64_t size, int64_t stride);
 // out[g] pools the tokens of spans[g]. Spans may overlap, be empty and come in any
 // order; they must lie within 0..N.
 //
-// Differentiable in x and scores, once. On the CPU it is one pass each way, bfloat16
-// and half computed in float, and all results are the same bits whatever the number of
-// threads. On CUDA it is the reference. Tokens that do not count may hold anything,
-// also NaN.
+// Differentiable in x and scores, once. It is one pass each way, bfloat16 and half
+// computed in float, and all results are the same bits in every run, whatever the
+// number of threads. Tokens that do not count may hold anything, also NaN.
 Pooled pool_spans(const PoolInputs& inputs, const std::vector<Span>& spans,
                   Pooling how);
 
 // out[i] pools the tokens from the first of i's segment up to i itself; segments are of
-// `segment` tokens, the last perhaps shorter; 0: all tokens are one segment. O(N d) on
-// the CPU. As above in all else.
+// `segment` tokens, the last perhaps shorter; 0: all tokens are one segment. O(N d),
+// on CUDA perhaps in two passes. As above in all else.
 Pooled pool_prefixes(const PoolInputs& inputs, int64_t segment, Pooling how);
 
 // The same in plain tensor operations, O(N G d): what the fused paths must equal.

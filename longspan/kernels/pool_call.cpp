@@ -80,4 +80,22 @@ Tensor as_tensor(const std::vector<Span>& spans) {
   return result;
 }
 
+SpansOfBlocks::SpansOfBlocks(const Tensor& spans, int64_t tokens)
+    : begins_((tokens + kSpanBlock - 1) / kSpanBlock + 1) {
+  const int64_t* const ends = spans.data_ptr<int64_t>();
+  const auto each_block = [&](const auto& work) {
+    for (int64_t span = 0; span < spans.size(0); ++span) {
+      const int64_t from = ends[2 * span], to = ends[2 * span + 1];
+      if (from == to) continue;
+      for (int64_t block = from / kSpanBlock; block <= (to - 1) / kSpanBlock; ++block)
+        work(span, block);
+    }
+  };
+  each_block([&](int64_t, int64_t block) { ++begins_[block + 1]; });
+  for (size_t i = 1; i < begins_.size(); ++i) begins_[i] += begins_[i - 1];
+  spans_.resize(begins_.back());
+  std::vector<int64_t> next = begins_;
+  each_block([&](int64_t span, int64_t block) { spans_[next[block]++] = span; });
+}
+
 }  // namespace longspan

@@ -1,12 +1,12 @@
 #include "longspan/kernels/pool_cpu.h"
 
 #include <algorithm>
-#include <span>
 #include <vector>
 
 #include "longspan/kernels/cpu/isa.h"
 #include "longspan/kernels/cpu/pool.h"
 #include "longspan/kernels/heads.h"
+#include "longspan/kernels/pool_call.h"
 #include "longspan/kernels/rows.h"
 
 namespace longspan {
@@ -226,38 +226,7 @@ Tensor offsets(const Tensor& dout, const Tensor& out, const Tensor& dlse) {
   return result;
 }
 
-static_assert(kSliceRows <= cpu::kPoolTokens);
-
-// Which spans hold tokens of a block of kSliceRows.
-class SpansOfBlocks {
- public:
-  SpansOfBlocks(const Tensor& spans, int64_t tokens) : begins_(slices_of(tokens) + 1) {
-    const int64_t* const ends = spans.data_ptr<int64_t>();
-    const auto each_block = [&](const auto& work) {
-      for (int64_t span = 0; span < spans.size(0); ++span) {
-        const int64_t from = ends[2 * span], to = ends[2 * span + 1];
-        if (from == to) continue;
-        for (int64_t block = from / kSliceRows; block <= (to - 1) / kSliceRows; ++block)
-          work(span, block);
-      }
-    };
-    each_block([&](int64_t, int64_t block) { ++begins_[block + 1]; });
-    for (size_t i = 1; i < begins_.size(); ++i) begins_[i] += begins_[i - 1];
-    spans_.resize(begins_.back());
-    std::vector<int64_t> next = begins_;
-    each_block([&](int64_t span, int64_t block) { spans_[next[block]++] = span; });
-  }
-
-  // Ascending, for the block that begins with `token`.
-  std::span<const int64_t> of(int64_t token) const {
-    const int64_t begin = begins_[token / kSliceRows];
-    const int64_t end = begins_[token / kSliceRows + 1];
-    return {spans_.data() + begin, static_cast<size_t>(end - begin)};
-  }
-
- private:
-  std::vector<int64_t> begins_, spans_;
-};
+static_assert(kSpanBlock == kSliceRows && kSpanBlock <= cpu::kPoolTokens);
 
 template <class Number>
 PoolGradients spans_gradient(const Tokens& tokens, const Tensor& spans,

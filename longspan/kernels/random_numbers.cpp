@@ -7,7 +7,9 @@
 
 #include <ATen/Parallel.h>
 
+#include "longspan/base/build.h"
 #include "longspan/base/error.h"
+#include "longspan/kernels/random_numbers_cuda.h"
 
 namespace longspan {
 namespace {
@@ -92,6 +94,11 @@ Tensor philox_words(Key key, const Tensor& c0, const Tensor& c1, const Tensor& c
     require(counter.scalar_type() == torch::kLong,
             "philox words: counters must be int64, got ", counter.scalar_type());
   auto counters = torch::broadcast_tensors({c0, c1, c2, c3});
+  if constexpr (kHasCuda) {
+    const auto lies_there = [&](const Tensor& x) { return x.device() == c0.device(); };
+    if (c0.is_cuda() && std::ranges::all_of(counters, lies_there))
+      return philox_words_cuda(key, counters);
+  }
   auto k0 = static_cast<uint32_t>(key.bits), k1 = static_cast<uint32_t>(key.bits >> 32);
   for (int round = 0; round < kPhiloxRounds; ++round) {
     const Product a = multiply(kPhiloxFactors[0], counters[0]);
@@ -107,6 +114,8 @@ Tensor philox_words(Key key, const Tensor& c0, const Tensor& c1, const Tensor& c
 
 Tensor random_words(Key key, at::IntArrayRef shape, torch::Device device) {
   if (device.is_cpu()) return random_words_cpu(key, shape);
+  if constexpr (kHasCuda)
+    if (device.is_cuda()) return random_words_cuda(key, shape, device);
   const int64_t count =
       std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
   const auto options = torch::TensorOptions(torch::kLong).device(device);

@@ -22,9 +22,9 @@ constexpr std::array<uint32_t, 4> words_at(Key key, uint64_t place) {
 // quick as one at a time.
 void fill_words(Key key, uint64_t first, int64_t count, uint32_t* words);
 
-// philox() at many places, in tensor operations on any device. The counters are int64,
-// of one shape after broadcasting, and hold words, 0 .. 2^32 - 1. Returns [..., 4]
-// words, int64.
+// philox() at many places, in tensor operations but for CUDA, where it is one kernel.
+// The counters are int64, of one shape after broadcasting, and hold words, 0 .. 2^32 -
+// 1. Returns [..., 4] words, int64.
 torch::Tensor philox_words(Key key, const torch::Tensor& c0, const torch::Tensor& c1,
                            const torch::Tensor& c2, const torch::Tensor& c3);
 

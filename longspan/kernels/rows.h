@@ -8,6 +8,8 @@
 #include <ATen/Parallel.h>
 #include <torch/types.h>
 
+#include "longspan/base/build.h"
+
 namespace longspan {
 
 // Rows that one thread works on one after the other, adding up what is summed over
@@ -45,6 +47,11 @@ inline torch::Tensor sum_of_slices(const torch::Tensor& partial) {
   for (int64_t slice = 0; slice < slices; ++slice)
     for (int64_t i = 0; i < width; ++i) to[i] += from[slice * width + i];
   return result;
+}
+
+// Whether this build has fused kernels for where x is.
+inline bool has_kernels_for(const torch::Tensor& x) {
+  return x.is_cpu() || (kHasCuda && x.is_cuda());
 }
 
 // Null where the tensor is undefined.

@@ -36,6 +36,47 @@ TEST(Projected, StartsXavierUniform) {
   }
 }
 
+TEST(LinearMaps, CanBeOneProduct) {
+  for (const bool has_bias : {false, true}) {
+    std::vector<Linear> maps;
+    const auto values = random_tensors(7, {7, 12});
+    for (int i = 0; i < 3; ++i)
+      maps.push_back({.weight = values[i].slice(0, 0, 3 + 2 * i).clone(),
+                      .bias = has_bias ? values[3 + i].flatten().slice(0, 0, 3 + 2 * i)
+                                       : Tensor()});
+    const Tensor x = values[6].slice(0, 0, 6).view({2, 3, 12}).requires_grad_();
+    for (const Linear& map : maps) map.weight.requires_grad_();
+    const auto inputs = [&] {
+      return Tensors{x, maps[0].weight, maps[1].weight, maps[2].weight};
+    };
+    const auto loss = [](const Tensors& outs) {
+      return outs[0].square().sum() + outs[1].sum() + (outs[2] * outs[2].cos()).sum();
+    };
+    const Tensors outs = together(maps, x),
+                  apart = {maps[0](x), maps[1](x), maps[2](x)};
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(close(outs[i], apart[i])) << i;
+    const auto slopes = torch::autograd::grad({loss(outs)}, inputs()),
+               expected = torch::autograd::grad({loss(apart)}, inputs());
+    for (size_t i = 0; i < slopes.size(); ++i)
+      EXPECT_TRUE(close(slopes[i], expected[i])) << i;
+  }
+}
+
+// On CUDA long sequences are projected by one product.
+TEST(Projected, IsTheSameOnEveryDevice) {
+  torch::manual_seed(0);
+  const auto made = make_mixer(catalogue::dense, {.heads = 2, .head_width = 8});
+  convert(*made, torch::kCPU, torch::kDouble);
+  const Tensor x = random_tensors(1, {2, 20, 16})[0];
+  Pass pass;
+  const Tensor expected = made->forward(x, pass);
+  for (const auto device : devices()) {
+    convert(*made, device, torch::kDouble);
+    Pass there;
+    EXPECT_TRUE(close(made->forward(x.to(device), there).cpu(), expected));
+  }
+}
+
 TEST(Projected, EqualsItsDefinition) {
   const auto made = mixer();
   const auto x = random_tensors(1, {2, 9, 12})[0];

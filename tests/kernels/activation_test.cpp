@@ -415,13 +415,53 @@ TEST(ActivationInputs, AreCheckedByName) {
             "activation: it must be gelu, gelu_tanh or relu, got number 7");
 }
 
+// How far results of a type may be from those of the CPU.
+double tolerance_of(torch::Dtype dtype) {
+  switch (dtype) {
+    case torch::kDouble: return 1e-11;
+    case torch::kFloat: return 1e-5;
+    case torch::kHalf: return 4e-3;
+    default: return 2e-2;
+  }
+}
+
 TEST(ActivationsOnEveryDevice, EqualTheCpu) {
-  const auto in = inputs_of(9, 40);
-  for (const auto activation : kAll)
-    for (const auto device : devices())
-      EXPECT_TRUE(close(activate(in[0].to(device), in[1].to(device), activation),
-                        activate(in[0], in[1], activation), 1e-5))
-          << device;
+  for (const auto device : devices())
+    for (const auto activation : kAll)
+      for (const auto dtype :
+           {torch::kFloat, torch::kDouble, torch::kBFloat16, torch::kHalf})
+        for (const auto& [rows, width] :
+             std::vector<std::pair<int64_t, int64_t>>{{9, 40}, {1, 1}, {3000, 37}})
+          for (const bool with_bias : {false, true}) {
+            const auto in = inputs_of(rows, width);
+            const auto run = [&](torch::Device where) {
+              return results(activate, activation, in[0].to(where),
+                             with_bias ? in[1].to(where) : Tensor(), in[2].to(where),
+                             dtype);
+            };
+            const auto got = run(device), expected = run(torch::kCPU);
+            for (size_t i = 0; i < got.size(); ++i)
+              EXPECT_TRUE(close(got[i], expected[i], tolerance_of(dtype)))
+                  << "result " << i << " of " << name_of(activation) << " in " << dtype
+                  << " on " << device;
+          }
+}
+
+TEST(ActivationsOnEveryDevice, HaveTheirLimits) {
+  constexpr float kMost = std::numeric_limits<float>::max();
+  const Tensor low = torch::tensor({-100.0f, -1e4f, -1e15f, -1e30f, -kMost});
+  for (const auto device : devices())
+    for (const auto activation : kAll) {
+      const auto run = [&](const Tensor& x) {
+        return results(activate, activation, x.to(device), {},
+                       torch::ones_like(x).to(device), torch::kFloat);
+      };
+      const auto below = run(low), above = run(-low);
+      EXPECT_TRUE((below[0] == 0).all().item<bool>()) << name_of(activation);
+      EXPECT_TRUE((below[1] == 0).all().item<bool>()) << name_of(activation);
+      EXPECT_TRUE(torch::equal(above[0].cpu(), -low)) << name_of(activation);
+      EXPECT_TRUE((above[1] == 1).all().item<bool>()) << name_of(activation);
+    }
 }
 
 }  // namespace

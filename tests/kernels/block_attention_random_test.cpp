@@ -57,10 +57,17 @@ std::string described(const Case& drawn) {
   return text.str();
 }
 
+// Large cases have more than two tiles each way and most of the biases. Plain ones are
+// what special kernels of devices take: one source in a short type, of even widths and
+// without biases or dropout, and they may be longer.
+enum class Kind { kAny, kLarge, kPlain };
+
 class CaseMaker {
  public:
-  // Large cases have more than two tiles each way and most of the biases.
-  CaseMaker(Key key, bool is_large) : random_(key.bits), is_large_(is_large) {
+  CaseMaker(Key key, Kind kind)
+      : random_(key.bits),
+        is_large_(kind == Kind::kLarge),
+        is_plain_(kind == Kind::kPlain) {
     torch::manual_seed(key.bits);
   }
 
@@ -70,7 +77,11 @@ class CaseMaker {
             : kind < 88 ? torch::kDouble
             : kind < 96 ? torch::kBFloat16
                         : torch::kHalf;
-    const int64_t sources = one_in(2) ? 1 : one_in(2) ? 2 : is_large_ ? 1 : 3;
+    if (is_plain_) type_ = kind < 60 ? torch::kBFloat16 : torch::kHalf;
+    const int64_t sources = is_plain_ || one_in(2) ? 1
+                            : one_in(2)            ? 2
+                            : is_large_            ? 1
+                                                   : 3;
     // Few rows that see thousands, or thousands that see few.
     const bool is_lopsided = one_in(is_large_ ? 4 : 60), has_many_keys = one_in(2);
     const auto rows = [&](bool is_many) {
@@ -99,7 +110,7 @@ class CaseMaker {
       queries.positions =
           rowwise(first_position_, first_position_ + queries_ + 5, queries_);
     }
-    buckets_ = one_in(5) ? between(1, 4) : 0;
+    buckets_ = !is_plain_ && one_in(5) ? between(1, 4) : 0;
     if (buckets_ > 0 && !one_in(4)) queries.buckets = rowwise(0, buckets_, queries_);
     for (const int64_t count : keys)
       drawn.call.sources.push_back(source(count, k_size));
@@ -107,7 +118,7 @@ class CaseMaker {
     double scale = 1 / std::sqrt(static_cast<double>(width_));
     if (one_in(3)) drawn.call.options.scale = scale *= uniform(0.3, 1.5);
     drawn.score_size = q_size * k_size * scale * std::sqrt(width_);
-    if (one_in(4)) {
+    if (!is_plain_ && one_in(4)) {
       drawn.call.options.dropout = {.probability = uniform(0.1, 0.6),
                                     .key = {random_()}};
       notes_ << ", dropout " << drawn.call.options.dropout.probability;
@@ -147,6 +158,7 @@ class CaseMaker {
   // Of queries or keys.
   int64_t length() {
     if (is_large_) return between(2 * kTile + 1, 200);
+    if (is_plain_ && one_in(6)) return between(401, 1500);
     if (one_in(80)) return between(201, 400);
     if (one_in(12)) return between(81, 200);
     if (one_in(5)) return kTile * between(1, 2) + between(-1, 1);
@@ -154,6 +166,7 @@ class CaseMaker {
   }
 
   int64_t width() {
+    if (is_plain_) return 8 * between(1, 16);
     constexpr int64_t kWidths[] = {1,  2,  3,  4,  5,  6,  7,  8,
                                    16, 24, 32, 33, 64, 80, 96, 128};
     return kWidths[below(std::size(kWidths))];
@@ -314,10 +327,10 @@ class CaseMaker {
     };
     if (has_from) s.from = ends();
     if (has_to) s.to = ends();
-    s.outside = (has_from || has_to) && one_in(3);
+    s.outside = (has_from || has_to) && one_in(3) && !is_plain_;
     if (s.outside) notes_ << ", outside";
     if (buckets_ > 0 && !one_in(4)) s.buckets = rowwise(0, buckets_, keys);
-    s.bias = bias(keys, size);
+    if (!is_plain_) s.bias = bias(keys, size);
     return s;
   }
 
@@ -400,7 +413,7 @@ class CaseMaker {
   }
 
   std::mt19937_64 random_;
-  bool is_large_;
+  bool is_large_, is_plain_;
   torch::Dtype type_ = torch::kFloat;
   int64_t examples_ = 0, heads_ = 0, queries_ = 0, width_ = 0, value_width_ = 0;
   int64_t places_ = 0, first_position_ = 0, buckets_ = 0;
@@ -571,8 +584,13 @@ std::vector<cpu::Isa> isas() {
   return all;
 }
 
-// Compares a case with the reference, under every instruction set.
-std::string faults_of_accuracy(const Case& drawn, int64_t) {
+// What results of a case are measured by.
+struct Standard {
+  Results exact;
+  Allowed allowed;
+};
+
+Standard standard_of(const Case& drawn) {
   Call in_double = drawn.call;
   for (Tensor* tensor : learned(in_double)) *tensor = tensor->to(torch::kDouble);
   std::vector<Slopes> all_slopes = {drawn.slopes};
@@ -585,7 +603,12 @@ std::string faults_of_accuracy(const Case& drawn, int64_t) {
       drawn.call.queries.q.scalar_type() == torch::kDouble
           ? exact
           : results(block_attention_reference, drawn.call, everything, all_slopes);
-  const Allowed allowed = allowed_errors(drawn, exact, plain);
+  return {exact, allowed_errors(drawn, exact, plain)};
+}
+
+// Compares a case with the reference, under every instruction set.
+std::string faults_of_accuracy(const Case& drawn, int64_t) {
+  const auto [exact, allowed] = standard_of(drawn);
   std::string all;
   for (const cpu::Isa isa : isas()) {
     const cpu::UseIsa use(isa);
@@ -593,6 +616,19 @@ std::string faults_of_accuracy(const Case& drawn, int64_t) {
     if (!here.empty()) all += std::string(" with ") + cpu::name(isa) + ":\n" + here;
   }
   return all;
+}
+
+// Which of two results have other bits.
+std::string changed(const Case& drawn, const Results& a, const Results& b) {
+  std::string names;
+  if (!torch::equal(a.out, b.out)) names += " out";
+  if (!torch::equal(a.lse, b.lse)) names += " lse";
+  Call call = drawn.call;
+  const auto named = named_learned(call);
+  for (size_t i = 0; i < named.size(); ++i)
+    if (drawn.is_learned[i] && !torch::equal(a.gradients[0][i], b.gradients[0][i]))
+      names += " [gradient of " + named[i].name + "]";
+  return names;
 }
 
 // Compares the bits of 30 runs with 1, 2 and 3 threads.
@@ -603,23 +639,14 @@ std::string faults_of_repetition(const Case& drawn, int64_t number) {
     const UseThreads use_threads(threads);
     return fused_results(drawn, drawn.call);
   };
-  Call call = drawn.call;
-  const auto named = named_learned(call);
   const Results once = run(1);
   for (int i = 1; i < kRuns; ++i) {
     const int threads = 1 + i % kMostThreads;
-    const Results again = run(threads);
-    std::string changed;
-    if (!torch::equal(once.out, again.out)) changed += " out";
-    if (!torch::equal(once.lse, again.lse)) changed += " lse";
-    for (size_t tensor = 0; tensor < named.size(); ++tensor)
-      if (drawn.is_learned[tensor] &&
-          !torch::equal(once.gradients[0][tensor], again.gradients[0][tensor]))
-        changed += " [gradient of " + named[tensor].name + "]";
-    if (!changed.empty())
+    const std::string others = changed(drawn, once, run(threads));
+    if (!others.empty())
       return "  other bits in run " + std::to_string(i) + ", with " +
              std::to_string(threads) + " threads and " + cpu::name(cpu::isa()) + ":" +
-             changed + "\n";
+             others + "\n";
   }
   return {};
 }
@@ -658,12 +685,47 @@ std::string faults_of_separation(const Case& drawn, int64_t number) {
   return all;
 }
 
+// The same on a device, each tensor with the fence that is around it.
+Case on(torch::Device device, Case drawn) {
+  const auto move = [&](Tensor& tensor) {
+    if (!tensor.defined()) return;
+    const auto all = static_cast<int64_t>(tensor.storage().nbytes()) /
+                     static_cast<int64_t>(tensor.element_size());
+    tensor = tensor.as_strided({all}, {1}, 0)
+                 .to(device)
+                 .as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  };
+  for (Tensor* tensor : learned(drawn.call)) move(*tensor);
+  for (Tensor* tensor : integers(drawn.call)) move(*tensor);
+  move(drawn.slopes.out);
+  move(drawn.slopes.lse);
+  for (Slopes& slopes : drawn.more_slopes) {
+    move(slopes.out);
+    move(slopes.lse);
+  }
+  return drawn;
+}
+
+// Compares a case on the last device with the reference, and with another run.
+std::string faults_there(const Case& drawn, int64_t) {
+  const Case there = on(devices().back(), drawn);
+  const auto [exact, allowed] = standard_of(there);
+  const Results got = fused_results(there, there.call);
+  const std::string others = changed(there, got, fused_results(there, there.call));
+  return faults(there, got, exact, allowed) +
+         (others.empty() ? others : "  other bits in the second run:" + others + "\n");
+}
+
+std::string faults_of_separation_there(const Case& drawn, int64_t number) {
+  return faults_of_separation(on(devices().back(), drawn), number);
+}
+
 std::optional<uint64_t> asked(const char* variable) {
   const char* const words = std::getenv(variable);
   return words ? std::optional(std::strtoull(words, nullptr, 10)) : std::nullopt;
 }
 
-void expect_no_faults(int64_t cases, bool is_large,
+void expect_no_faults(int64_t cases, Kind kind,
                       std::string (*faults_of)(const Case&, int64_t number)) {
   constexpr int kMostFailures = 5;
   const uint64_t seed = asked("LONGSPAN_SEED").value_or(kSeed);
@@ -674,7 +736,7 @@ void expect_no_faults(int64_t cases, bool is_large,
   int failures = 0;
   for (int64_t number = 0; number < cases && failures < kMostFailures; ++number) {
     if (only && *only != static_cast<uint64_t>(number)) continue;
-    const Case drawn = CaseMaker(mix(Key{seed}, number), is_large).make();
+    const Case drawn = CaseMaker(mix(Key{seed}, number), kind).make();
     std::ostringstream who;
     who << "LONGSPAN_SEED=" << seed << " LONGSPAN_CASE=" << number
         << " --gtest_filter=" << test->test_suite_name() << "." << test->name() << "\n "
@@ -693,15 +755,39 @@ void expect_no_faults(int64_t cases, bool is_large,
 }
 
 TEST(BlockAttentionAtRandom, IsAsExactAsTheReference) {
-  expect_no_faults(kCases, /*is_large=*/false, faults_of_accuracy);
+  expect_no_faults(kCases, Kind::kAny, faults_of_accuracy);
 }
 
 TEST(BlockAttentionAtRandom, RepeatsBitForBitWithAnyNumberOfThreads) {
-  expect_no_faults(/*cases=*/24, /*is_large=*/true, faults_of_repetition);
+  expect_no_faults(/*cases=*/24, Kind::kLarge, faults_of_repetition);
 }
 
 TEST(BlockAttentionAtRandom, KeepsExamplesApart) {
-  expect_no_faults(/*cases=*/300, /*is_large=*/false, faults_of_separation);
+  expect_no_faults(/*cases=*/300, Kind::kAny, faults_of_separation);
+}
+
+class BlockAttentionAtRandomOnCuda : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!devices().back().is_cuda()) GTEST_SKIP() << "there is no CUDA device";
+  }
+};
+
+TEST_F(BlockAttentionAtRandomOnCuda, IsAsExactAsTheReference) {
+  expect_no_faults(kCases / 5, Kind::kAny, faults_there);
+}
+
+TEST_F(BlockAttentionAtRandomOnCuda, IsAsExactAsTheReferenceInLargeCalls) {
+  expect_no_faults(/*cases=*/30, Kind::kLarge, faults_there);
+}
+
+TEST_F(BlockAttentionAtRandomOnCuda, IsAsExactAsTheReferenceInPlainCalls) {
+  expect_no_faults(/*cases=*/300, Kind::kPlain, faults_there);
+}
+
+TEST_F(BlockAttentionAtRandomOnCuda, KeepsExamplesApart) {
+  expect_no_faults(/*cases=*/100, Kind::kAny, faults_of_separation_there);
+  expect_no_faults(/*cases=*/100, Kind::kPlain, faults_of_separation_there);
 }
 
 }  // namespace

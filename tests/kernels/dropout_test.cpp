@@ -88,10 +88,18 @@ TEST(Dropout, IsTheSameForAnyNumberOfThreads) {
 }
 
 TEST(Dropout, IsTheSameOnEveryDevice) {
-  const auto x = random_tensors(1, {333}, torch::kFloat)[0];
   for (const auto device : devices())
-    EXPECT_TRUE(close(dropout(x.to(device), 0.1, kKey), dropout(x, 0.1, kKey), 1e-6))
-        << device;
+    for (const auto dtype :
+         {torch::kFloat, torch::kDouble, torch::kBFloat16, torch::kHalf})
+      for (const int64_t count : {1, 333, 4096})
+        for (const int64_t offset : {0, 1}) {  // where 16 bytes do not begin
+          const auto memory = random_tensors(1, {count + 1})[0].to(dtype);
+          const auto x = memory.slice(0, offset, offset + count);
+          const auto there = memory.to(device).slice(0, offset, offset + count);
+          EXPECT_TRUE(
+              torch::equal(dropout(there, 0.1, kKey).cpu(), dropout(x, 0.1, kKey)))
+              << count << " of " << dtype << " on " << device;
+        }
 }
 
 TEST(Dropout, TakesTensorsWithoutElements) {

@@ -270,13 +270,62 @@ TEST(LayerNormInputs, AreCheckedByName) {
             "layer norm: epsilon must be 0 or more, got -1");
 }
 
+// How far results of a type may be from those of the CPU.
+double tolerance_of(torch::Dtype dtype) {
+  switch (dtype) {
+    case torch::kDouble: return 1e-11;
+    case torch::kFloat: return 1e-5;
+    case torch::kHalf: return 4e-3;
+    default: return 2e-2;
+  }
+}
+
 TEST(LayerNormOnEveryDevice, EqualsTheCpu) {
-  const auto all = inputs_of(9, 40);
-  const auto expected = fused(all[0], all[1], all[2]);
   for (const auto device : devices())
-    EXPECT_TRUE(close(fused(all[0].to(device), all[1].to(device), all[2].to(device)),
-                      expected, 1e-5))
-        << device;
+    for (const auto dtype :
+         {torch::kFloat, torch::kDouble, torch::kBFloat16, torch::kHalf})
+      for (const int64_t width : {1, 7, 40, 513, 1024, 9000})
+        for (const int64_t rows : {1, 9, 700}) {
+          const auto all = inputs_of(rows, width);
+          const Tensors at(all.begin(), all.begin() + 3);
+          Tensors there;
+          for (const auto& x : at) there.push_back(x.to(device));
+          const auto got = results(fused, there, all[3].to(device), dtype);
+          const auto expected = results(fused, at, all[3], dtype);
+          for (size_t i = 0; i < got.size(); ++i)
+            EXPECT_TRUE(close(got[i], expected[i], tolerance_of(dtype)))
+                << "result " << i << " of " << rows << " rows of " << width << " in "
+                << dtype << " on " << device;
+        }
+}
+
+TEST(LayerNormOnEveryDevice, TakesWideParametersOfShortRows) {
+  for (const auto device : devices())
+    for (const bool bias_is_wide : {true, false}) {
+      const auto all = inputs_of(33, 72);
+      const auto run = [&](torch::Device where) {
+        Tensors leaves = {all[0].to(torch::kBFloat16), all[1],
+                          bias_is_wide ? all[2] : all[2].to(torch::kBFloat16)};
+        for (auto& leaf : leaves) leaf = leaf.to(where).detach().requires_grad_();
+        const auto y = layer_norm(leaves[0], leaves[1], leaves[2]);
+        Tensors got = torch::autograd::grad({y}, leaves, {torch::ones_like(y)});
+        got.push_back(y);
+        return got;
+      };
+      const auto got = run(device), expected = run(torch::kCPU);
+      for (size_t i = 0; i < got.size(); ++i) {
+        EXPECT_EQ(got[i].scalar_type(), expected[i].scalar_type());
+        EXPECT_TRUE(close(got[i], expected[i], 2e-2)) << "result " << i;
+      }
+    }
+}
+
+TEST(LayerNormOnEveryDevice, DoesNotDependOnWhereRowsBegin) {
+  for (const auto device : devices()) {
+    const auto memory = random_tensors(1, {1 + 20 * 64}, torch::kFloat)[0].to(device);
+    const auto apart = memory.slice(0, 1).view({20, 64});
+    EXPECT_TRUE(torch::equal(layer_norm(apart), layer_norm(apart.clone()))) << device;
+  }
 }
 
 }  // namespace

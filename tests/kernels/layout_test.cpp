@@ -331,6 +331,25 @@ TEST(Layout, OfThePastHasOneMaskAndTwoRunsARow) {
   EXPECT_EQ(Layout(1024, 1024, past_keys(5)).masks(0).size(), 2);
 }
 
+TEST(Tiles, KnowAllAndThePast) {
+  for (const int64_t count : {1, 2, 63, 64, 65, 128, 129, 300}) {
+    EXPECT_TRUE(Tiles(count, count, past_keys()).is_past()) << count;
+    EXPECT_TRUE(Tiles(count, count, all_keys()).is_all()) << count;
+    EXPECT_EQ(Tiles(count, count, past_keys()).is_all(), count == 1) << count;
+    EXPECT_EQ(Tiles(count, count, all_keys()).is_past(), count == 1) << count;
+    EXPECT_FALSE(Tiles(count, count + 1, past_keys()).is_past()) << count;
+    if (count > 1) {
+      EXPECT_FALSE(Tiles(count, count, window_of_keys(count - 2, 0)).is_past());
+    }
+  }
+  // As many pairs as the past has, but others.
+  const Pattern later = [](int64_t query, std::vector<Span>& keys) {
+    keys.push_back({query, 100});
+  };
+  EXPECT_EQ(Tiles(100, 100, later).pairs(), Tiles(100, 100, past_keys()).pairs());
+  EXPECT_FALSE(Tiles(100, 100, later).is_past());
+}
+
 TEST(Layout, OfAWindowHasFewMasksAndFewRunsARow) {
   const Layout centred(4096, 4096, window_of_keys(128, 128));
   EXPECT_EQ(centred.masks(0).size(), 2);  // where it begins and where it ends

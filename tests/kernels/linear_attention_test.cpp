@@ -132,6 +132,13 @@ LinearInputs to(LinearInputs inputs, torch::Dtype dtype) {
   return inputs;
 }
 
+LinearInputs to(LinearInputs inputs, torch::Device device) {
+  for (Tensor* tensor : {&inputs.q, &inputs.k, &inputs.v, &inputs.log_decay,
+                         &inputs.weights, &inputs.state.sums, &inputs.state.max})
+    if (tensor->defined()) *tensor = tensor->to(device);
+  return inputs;
+}
+
 // The sums without the factor exp(-max).
 Tensor plain_sums(const LinearState& state) {
   if (!state.max.defined()) return state.sums;
@@ -650,10 +657,11 @@ Tensors results(Attend* attend, LinearInputs inputs, const LinearAttention& opti
   const auto got = attend(inputs, options);
   Tensors all{got.out, got.lse, got.state.sums}, slopes;
   for (const Tensor& tensor : all)
-    slopes.push_back(torch::arange(tensor.numel(), tensor.options())
+    slopes.push_back(torch::arange(tensor.numel(), torch::kDouble)
                          .remainder(11)
                          .sub(4)
-                         .view_as(tensor));
+                         .view_as(tensor)
+                         .to(tensor.options()));
   for (const auto& slope : torch::autograd::grad(all, at, slopes)) all.push_back(slope);
   return all;
 }
@@ -695,12 +703,14 @@ const Known& known(const Case& c, const Sizes& sizes, double wide = 0) {
 }
 
 void expect_as_exact_as_the_reference(const Case& c, const Sizes& sizes,
-                                      double wide = 0) {
+                                      double wide = 0,
+                                      torch::Device device = torch::kCPU) {
   std::ostringstream what;
   what << c << ", " << sizes;
   SCOPED_TRACE(what.str());
   const auto& [inputs, plain, exact] = known(c, sizes, wide);
-  expect_as_exact(results(linear_attention, inputs, c.options), plain, exact);
+  expect_as_exact(results(linear_attention, to(inputs, device), c.options), plain,
+                  exact);
 }
 
 // Everything there is, causal or not, of features or their logs.
@@ -933,6 +943,146 @@ INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, LinearAttentionOn,
                          ::testing::ValuesIn(cpu::kAllIsas),
                          [](const auto& test) { return cpu::name(test.param); });
 
+TEST(LinearAttention, IsAsExactAsTheReferenceOnEveryDevice) {
+  for (const auto device : testing::devices()) {
+    SCOPED_TRACE(device.str());
+    for (const auto& c : all_cases({Normaliser::plus, Normaliser::if_positive}))
+      for (const int64_t tokens : {1, 33, 257})
+        expect_as_exact_as_the_reference(c, {.queries = tokens, .keys = tokens}, 0,
+                                         device);
+    for (const auto& c : full_cases()) {
+      for (const auto& [features, values] : {std::pair{1, 1}, {64, 64}, {130, 65}})
+        expect_as_exact_as_the_reference(
+            c, {.queries = 40, .keys = 40, .features = features, .values = values}, 0,
+            device);
+      expect_as_exact_as_the_reference(
+          c, {.heads = 4, .key_heads = 2, .queries = 300, .keys = 300}, 0, device);
+      if (!c.options.causal)
+        for (const auto& [queries, keys] : {std::pair{3, 600}, {600, 3}})
+          expect_as_exact_as_the_reference(c,
+                                           {.examples = 1,
+                                            .heads = 2,
+                                            .key_heads = 1,
+                                            .queries = queries,
+                                            .keys = keys},
+                                           0, device);
+      if (c.options.log_features)
+        for (const double wide : {5.0, 50.0})
+          expect_as_exact_as_the_reference(
+              c, {.queries = 70, .keys = 70, .features = 20}, wide, device);
+    }
+  }
+}
+
+TEST(LinearAttention, IsTheReferenceInDoubleOnEveryDevice) {
+  for (const auto device : testing::devices())
+    for (const auto& c :
+         all_cases({std::begin(kNormalisers), std::end(kNormalisers)})) {
+      SCOPED_TRACE(::testing::PrintToString(c) + " on " + device.str());
+      const auto inputs = random_inputs(
+          c, {.examples = 1, .key_heads = 1, .queries = 140, .keys = 140});
+      const auto got = results(linear_attention, to(inputs, device), c.options);
+      const auto expected = results(linear_attention_reference, inputs, c.options);
+      for (size_t i = 0; i < got.size(); ++i)
+        EXPECT_TRUE(close(got[i], expected[i], 1e-9)) << "result " << i;
+    }
+}
+
+TEST(LinearAttention, LosesNoRowBesideHugeOnesOnEveryDevice) {
+  for (const auto device : testing::devices())
+    for (const auto& c : full_cases()) {
+      if (!c.options.log_features) continue;
+      auto inputs = to(random_inputs(c, {.queries = 70, .keys = 70}), torch::kFloat);
+      inputs.q.index_put_({Slice(), Slice(), Slice(), 1}, kNever);
+      inputs.q.index_put_({Slice(), Slice(), Slice(0, 70, 2), 2}, 400);
+      inputs.k.select(3, 0).sub_(300);
+      inputs.k.select(3, 1).add_(500);
+      if (c.decay) inputs.log_decay.slice(2, 30, 32).fill_(-1e3);
+      const auto got = results(linear_attention, to(inputs, device), c.options);
+      const auto plain = results(linear_attention_reference, inputs, c.options);
+      const auto exact =
+          results(linear_attention_reference, to(inputs, torch::kDouble), c.options);
+      expect_as_exact(got, plain, exact);
+      EXPECT_TRUE(all_finite(got[1]));
+    }
+}
+
+// Plain features go through tensor cores where there are any.
+TEST(LinearAttention, IsTheReferenceInLowPrecisionOnEveryDevice) {
+  const auto check = [](const Case& c, const Sizes& sizes, torch::Dtype dtype,
+                        torch::Device device) {
+    std::ostringstream what;
+    what << c << ", " << sizes << ", " << dtype << " on " << device;
+    SCOPED_TRACE(what.str());
+    auto inputs = to(random_inputs(c, sizes), dtype);
+    for (Tensor* tensor : {&inputs.state.sums, &inputs.state.max})
+      if (tensor->defined()) *tensor = tensor->to(torch::kFloat);
+    const auto got = results(linear_attention, to(inputs, device), c.options);
+    const auto exact =
+        results(linear_attention_reference, to(inputs, torch::kDouble), c.options);
+    for (size_t i = 0; i < got.size(); ++i) {
+      const bool is_rounded = i != 1 && i != 2;  // lse and sums are float
+      EXPECT_TRUE(close(got[i], exact[i], is_rounded ? 2e-2 : 1e-4)) << "result " << i;
+    }
+  };
+  const UseThreads one(1);
+  for (const auto device : testing::devices())
+    for (const auto dtype : {torch::kBFloat16, torch::kHalf})
+      for (const bool causal : {false, true}) {
+        for (const bool state : {false, true}) {
+          const Case c{.options = {.causal = causal}, .state = state};
+          for (const auto& [features, values] :
+               {std::pair{64, 64}, {8, 40}, {128, 64}, {64, 128}, {120, 72}, {7, 9}})
+            check(c,
+                  {.examples = 1,
+                   .key_heads = 1,
+                   .queries = 130,
+                   .keys = 130,
+                   .features = features,
+                   .values = values},
+                  dtype, device);
+        }
+        for (const Normaliser normaliser : kNormalisers)
+          check({.options = {.causal = causal, .normaliser = normaliser}},
+                {.examples = 1,
+                 .key_heads = 1,
+                 .queries = 20,
+                 .keys = 20,
+                 .features = 16,
+                 .values = 16},
+                dtype, device);
+        check({.options = {.causal = causal}, .state = true},
+              {.queries = 600, .keys = 600, .features = 64, .values = 64}, dtype,
+              device);
+      }
+  for (const auto device : testing::devices())
+    for (const auto& [queries, keys] : {std::pair{70, 600}, {600, 70}, {1, 1}})
+      check({.options = {}, .state = true},
+            {.queries = queries, .keys = keys, .features = 64, .values = 64},
+            torch::kBFloat16, device);
+}
+
+TEST(LinearAttention, IsTheSameEveryTimeOnEveryDevice) {
+  for (const auto device : testing::devices())
+    for (const auto dtype : {torch::kFloat, torch::kBFloat16})
+      for (const bool is_plain : {false, true})
+        for (const auto& c : full_cases()) {
+          Case same{.options = c.options};
+          auto inputs =
+              to(random_inputs(
+                     is_plain ? same : c,
+                     {.queries = 700, .keys = 700, .features = 64, .values = 64}),
+                 dtype);
+          for (Tensor* tensor : {&inputs.state.sums, &inputs.state.max})
+            if (tensor->defined()) *tensor = tensor->to(torch::kFloat);
+          inputs = to(inputs, device);
+          const auto once = results(linear_attention, inputs, c.options);
+          const auto again = results(linear_attention, inputs, c.options);
+          for (size_t i = 0; i < once.size(); ++i)
+            EXPECT_TRUE(torch::equal(once[i], again[i])) << "result " << i;
+        }
+}
+
 TEST(LinearAttention, IsTheReferenceInDouble) {
   const UseThreads one(1);
   for (const auto& c : all_cases({std::begin(kNormalisers), std::end(kNormalisers)}))
@@ -1129,7 +1279,7 @@ TEST(LinearAttention, TakesNoTokensAndNoValues) {
 }
 
 TEST(LinearAttention, NeedsMemoryInProportionToTheTokens) {
-  const auto bytes = [](const Case& c, int64_t tokens) {
+  const auto bytes = [](const Case& c, int64_t tokens, torch::Device device) {
     const Sizes sizes{.examples = 1,
                       .heads = 2,
                       .key_heads = 2,
@@ -1137,13 +1287,15 @@ TEST(LinearAttention, NeedsMemoryInProportionToTheTokens) {
                       .keys = tokens,
                       .features = 16,
                       .values = 16};
-    const auto inputs = to(random_inputs(c, sizes), torch::kFloat);
-    const PeakBytes peak(torch::kCPU);
+    const auto inputs = to(to(random_inputs(c, sizes), torch::kFloat), device);
+    const PeakBytes peak(device);
     results(linear_attention, inputs, c.options);
     return static_cast<double>(peak.newly());
   };
-  for (const auto& c : full_cases())
-    EXPECT_LE(bytes(c, 8192) / bytes(c, 4096), 2.2) << ::testing::PrintToString(c);
+  for (const auto device : testing::devices())
+    for (const auto& c : full_cases())
+      EXPECT_LE(bytes(c, 8192, device) / bytes(c, 4096, device), 2.2)
+          << ::testing::PrintToString(c);
 }
 
 TEST(LinearAttention, HasNoSecondDerivatives) {

@@ -12,6 +12,7 @@ namespace {
 
 using testing::about_as_exact;
 using testing::close;
+using testing::devices;
 using testing::gradients_agree;
 using testing::random_tensors;
 using testing::refusal;
@@ -257,6 +258,42 @@ TEST(LseMerge, IsTheSameForAnyNumberOfThreads) {
     };
     EXPECT_TRUE(testing::same_with_any_threads(run)) << dtype;
   }
+}
+
+// How far results of a type may be from those of the CPU.
+double tolerance_of(torch::Dtype dtype) {
+  switch (dtype) {
+    case torch::kDouble: return 1e-11;
+    case torch::kFloat: return 1e-5;
+    case torch::kHalf: return 4e-3;
+    default: return 2e-2;
+  }
+}
+
+TEST(LseMerge, EqualsTheCpuOnEveryDevice) {
+  for (const auto device : devices())
+    for (const auto dtype :
+         {torch::kDouble, torch::kFloat, torch::kBFloat16, torch::kHalf})
+      for (const int count : {1, 3, 17, 40})
+        for (const int64_t width : {1, 7, 64, 300}) {
+          const auto outs = random_tensors(count + 1, {2, 9, 3, width});
+          const auto lses = random_tensors(count + 1, {2, 3, 9}, torch::kDouble, 1);
+          const auto run = [&](torch::Device where) {
+            std::vector<Attended> parts;
+            for (int i = 0; i < count; ++i) {
+              const auto lse = (lses[i] * 3).masked_fill(lses[i] > 1, kNever);
+              parts.push_back({outs[i].transpose(1, 2).to(where), lse.to(where)});
+            }
+            return results(
+                merge, parts, dtype,
+                {outs[count].transpose(1, 2).to(where), lses[count].to(where)});
+          };
+          const auto got = run(device), expected = run(torch::kCPU);
+          for (size_t i = 0; i < got.size(); ++i)
+            EXPECT_TRUE(close(got[i], expected[i], tolerance_of(dtype)))
+                << "result " << i << " of " << count << " parts of width " << width
+                << " in " << dtype << " on " << device;
+        }
 }
 
 TEST(LseMerge, RefusesASecondDerivative) {

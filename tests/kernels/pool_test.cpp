@@ -114,7 +114,7 @@ Tensors results(const Pool& pool, const PoolInputs& at) {
   torch::manual_seed(2);
   Tensors slopes;
   for (const auto& out : outs)
-    slopes.push_back(torch::randn(out.sizes(), torch::kDouble).to(out.scalar_type()));
+    slopes.push_back(torch::randn(out.sizes(), torch::kDouble).to(out.options()));
   const Tensors gradients = torch::autograd::grad(outs, leaves, slopes);
   outs.insert(outs.end(), gradients.begin(), gradients.end());
   return outs;
@@ -590,21 +590,57 @@ TEST(Pool, RefusesWhatDoesNotFit) {
             "pooling: segments must have 1 token or more, or 0 for all, got -1");
 }
 
+// How far results of a type may be from those of the CPU.
+double tolerance_of(torch::Dtype dtype) {
+  switch (dtype) {
+    case torch::kDouble: return 1e-11;
+    case torch::kFloat: return 1e-5;
+    case torch::kHalf: return 4e-3;
+    default: return 2e-2;
+  }
+}
+
 TEST(Pool, EqualsTheCpuOnEveryDevice) {
   for (const auto device : devices())
-    for (const auto how : kEvery)
-      for (const auto& way : ways(90, how)) {
-        const auto inputs = random_inputs({1, 2, 90, 5}, how);
-        const PoolInputs there{
-            .x = inputs.x.to(device),
-            .keep = inputs.keep.to(device),
-            .scores = inputs.scores.defined() ? inputs.scores.to(device) : Tensor()};
-        const auto pooled = way.fused(there), expected = way.fused(inputs);
-        EXPECT_TRUE(close(pooled.out, expected.out)) << device;
-        if (how == Pooling::softmax) {
-          EXPECT_TRUE(close(pooled.lse, expected.lse));
-        }
-      }
+    for (const auto dtype :
+         {torch::kDouble, torch::kFloat, torch::kBFloat16, torch::kHalf})
+      for (const auto how : kEvery)
+        for (const int64_t width : {5, 64, 260})
+          for (const bool masked : {false, true})
+            for (const auto& way : ways(150, how)) {
+              const auto inputs = to(
+                  random_inputs({1, 2, 150, width}, how, torch::kFloat, masked), dtype);
+              const PoolInputs there{.x = inputs.x.to(device),
+                                     .keep = masked ? inputs.keep.to(device) : Tensor(),
+                                     .scores = inputs.scores.defined()
+                                                   ? inputs.scores.to(device)
+                                                   : Tensor()};
+              const auto got = results(way.fused, there);
+              const auto expected = results(way.fused, inputs);
+              for (size_t i = 0; i < got.size(); ++i)
+                EXPECT_TRUE(close(got[i], expected[i], tolerance_of(dtype)))
+                    << "result " << i << " of " << text(how, way, width) << " in "
+                    << dtype << " on " << device;
+            }
+}
+
+TEST(Pool, IsWhatLoopsGiveOverManyTokensOnEveryDevice) {
+  for (const auto device : devices())
+    for (const auto how : {Pooling::mean, Pooling::sum, Pooling::softmax}) {
+      auto inputs = random_inputs({1, 1, 20000, 3}, how, torch::kFloat);
+      if (how == Pooling::softmax)
+        inputs.scores = torch::linspace(-70, 30, 20000, torch::kFloat).view({1, 1, -1});
+      const std::vector<Span> whole = {{0, 20000}};
+      const auto exact = by_loops(inputs, whole, how);
+      const PoolInputs there{
+          .x = inputs.x.to(device),
+          .keep = inputs.keep.to(device),
+          .scores = inputs.scores.defined() ? inputs.scores.to(device) : Tensor()};
+      EXPECT_TRUE(close(pool_spans(there, whole, how).out, exact.out, 1e-5)) << device;
+      EXPECT_TRUE(
+          close(pool_prefixes(there, 0, how).out.slice(2, 19999), exact.out, 1e-5))
+          << device;
+    }
 }
 
 TEST(EqualSpans, EndWithTheFirstThatReachesTheEnd) {

@@ -68,6 +68,8 @@ TEST(RandomWords, AreThoseOfTheirPlaces) {
     const auto words = random_words(kKey, {3, 7}, device).cpu().flatten();
     for (int64_t e = 0; e < words.numel(); ++e)
       EXPECT_EQ(words[e].item<int64_t>(), int64_t{words_at(kKey, e / 4)[e % 4]});
+    EXPECT_TRUE(torch::equal(random_words(kKey, {10007}, device).cpu(),
+                             random_words(kKey, {10007})));
   }
 }
 
