@@ -36,21 +36,28 @@ uint32_t Examples::fingerprint() const {
 }
 
 Batch Batch::to(torch::Device device) const {
-  return {.ids = ids.to(device),
-          .tokens = tokens.to(device),
-          .labels = labels.to(device),
+  const auto moved = [&](const torch::Tensor& tensor) {
+    return tensor.to(device, tensor.scalar_type(), /*non_blocking=*/device.is_cuda());
+  };
+  return {.ids = moved(ids),
+          .tokens = moved(tokens),
+          .labels = moved(labels),
           .real_tokens = real_tokens};
 }
 
-Batch make_batch(const Examples& examples, std::span<const int64_t> numbers) {
+Batch make_batch(const Examples& examples, std::span<const int64_t> numbers,
+                 torch::Device meant_for, int64_t tokens) {
   require(!numbers.empty(), "a batch needs at least one example");
-  int64_t longest = 1;
+  int64_t longest = std::max<int64_t>(1, tokens);
   for (const int64_t number : numbers)
     longest = std::max(longest, examples.length(number));
   const auto count = static_cast<int64_t>(numbers.size());
-  Batch batch{.ids = torch::empty({count, longest}, torch::kLong),
-              .tokens = torch::empty({count, longest}, torch::kBool),
-              .labels = torch::empty(count, torch::kLong)};
+  const auto of = [&](torch::Dtype type) {
+    return torch::TensorOptions(type).pinned_memory(meant_for.is_cuda());
+  };
+  Batch batch{.ids = torch::empty({count, longest}, of(torch::kLong)),
+              .tokens = torch::empty({count, longest}, of(torch::kBool)),
+              .labels = torch::empty(count, of(torch::kLong))};
   auto* id = batch.ids.data_ptr<int64_t>();
   auto* real = batch.tokens.data_ptr<bool>();
   auto* label = batch.labels.data_ptr<int64_t>();

@@ -42,11 +42,15 @@ struct Batch {
   int64_t real_tokens = 0;
 
   int64_t examples() const { return ids.size(0); }
+  // A copy to CUDA does not wait for what the device still does.
   Batch to(torch::Device device) const;
 };
 
-// The examples with these numbers, padded to the longest of them. An example without
-// tokens is one token of padding, so that there is something to see.
-Batch make_batch(const Examples& examples, std::span<const int64_t> numbers);
+// The examples with these numbers, padded to the longest of them or to `tokens`. An
+// example without tokens is one token of padding, so that there is something to see.
+// The batch is on the CPU; where it is meant for CUDA, in pinned memory, from which it
+// is copied while the device works.
+Batch make_batch(const Examples& examples, std::span<const int64_t> numbers,
+                 torch::Device meant_for = torch::kCPU, int64_t tokens = 1);
 
 }  // namespace longspan

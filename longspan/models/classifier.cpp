@@ -53,7 +53,8 @@ Tensor Classifier::forward(const Tensor& ids, const Tensor& tokens, Pass& pass) 
   Tensor x = mean_ ? masked_mean(out.x, out.tokens) : out.x.select(1, 0);
   if (hidden_weight_.defined())
     x = activate(longspan::linear(x, hidden_weight_), hidden_bias_, Activation::relu);
-  return longspan::linear(x, out_weight_, out_bias_);
+  return longspan::linear(at_least_float(x), at_least_float(out_weight_),
+                          at_least_float(out_bias_));
 }
 
 int64_t parameter_count(const torch::nn::Module& module) {

@@ -14,7 +14,8 @@ class Classifier : public torch::nn::Module {
   Classifier(const EncoderOptions& options, int64_t ids, int64_t longest,
              int64_t classes);
 
-  // ids: [B, N] integer; tokens: [B, N] bool, false at padding. Returns [B, classes].
+  // ids: [B, N] integer; tokens: [B, N] bool, false at padding. Returns [B, classes],
+  // float also where the model is bfloat16.
   torch::Tensor forward(const torch::Tensor& ids, const torch::Tensor& tokens,
                         Pass& pass);
 

@@ -7,6 +7,7 @@
 
 #include <torch/nn/init.h>
 
+#include "longspan/attention/linear.h"
 #include "longspan/attention/projected.h"
 #include "longspan/base/error.h"
 #include "longspan/base/shapes.h"
@@ -204,7 +205,8 @@ Encoder::Encoder(const EncoderOptions& options, int64_t ids, int64_t longest, bo
 }
 
 Tensor Encoder::positions(int64_t count, const Tensor& like) {
-  if (options_.positions == "learned") return positions_.slice(0, 0, count);
+  if (options_.positions == "learned")
+    return at_least_float(positions_.slice(0, 0, count));
   if (!positions_.defined() || positions_.size(0) < count ||
       positions_.options().device() != like.device() ||
       positions_.scalar_type() != like.scalar_type())
@@ -213,14 +215,19 @@ Tensor Encoder::positions(int64_t count, const Tensor& like) {
 }
 
 Tensor Encoder::embedded(const Tensor& ids, Pass& pass) {
-  Tensor x = torch::embedding(embedding_, ids);
+  // Rounded once, after the positions; and gradients of many tokens add up unrounded.
+  Tensor x = torch::embedding(at_least_float(embedding_), ids);
   std::vector<Tensor> all;
-  if (cls_.defined()) all.push_back(spread(cls_, {x.size(0), 1, x.size(2)}));
-  if (global_.defined())
-    all.push_back(spread(global_, {x.size(0), global_.size(0), x.size(2)}));
+  const auto put_in_front = [&](const Tensor& learned, int64_t count) {
+    if (learned.defined())
+      all.push_back(spread(at_least_float(learned), {x.size(0), count, x.size(2)}));
+  };
+  put_in_front(cls_, 1);
+  put_in_front(global_, front_ - int64_t{cls_.defined()});
   all.push_back(x);
   if (front_ > 0) x = torch::cat(all, 1);
   if (options_.positions != "none") x = x + spread(positions(x.size(1), x), x.sizes());
+  x = x.to(embedding_.scalar_type());
   pass.draw.enter(0);
   const Key key = pass.draw.key();
   return pass.training && options_.dropout > 0 ? dropout(x, options_.dropout, key) : x;

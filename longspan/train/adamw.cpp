@@ -5,9 +5,12 @@
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 
+#include "longspan/base/build.h"
 #include "longspan/base/error.h"
 #include "longspan/base/shapes.h"
 #include "longspan/base/words.h"
+#include "longspan/kernels/total.h"
+#include "longspan/train/cuda/adamw.h"
 
 namespace longspan {
 namespace {
@@ -56,6 +59,28 @@ void update(const Update& u, const Tensor& p, const Tensor& g, const Tensor& m,
   p.sub_(change * (u.rate * u.first_scale) + p * (u.rate * u.decay));
 }
 
+// Whether the CUDA kernels over lists of tensors take it.
+bool is_listed(const Tensor& tensor) {
+  return kHasCuda && tensor.is_cuda() && tensor.scalar_type() == torch::kFloat &&
+         tensor.is_contiguous();
+}
+
+cuda::UpdatedWeight listed(const Update& u, const Tensor& weight,
+                           const Tensor& gradient, const Tensor& first,
+                           const Tensor& second) {
+  return {.weight = weight.data_ptr<float>(),
+          .gradient = gradient.data_ptr<float>(),
+          .first = first.data_ptr<float>(),
+          .second = second.data_ptr<float>(),
+          .count = weight.numel(),
+          .step = static_cast<float>(u.rate * u.first_scale),
+          .decay = static_cast<float>(u.rate * u.decay)};
+}
+
+uint16_t* bits(const Tensor& tensor) {
+  return reinterpret_cast<uint16_t*>(tensor.data_ptr<at::BFloat16>());
+}
+
 }  // namespace
 
 NamedParameters named_parameters(const torch::nn::Module& module) {
@@ -79,16 +104,25 @@ bool fits(std::string_view name, std::string_view pattern) {
 AdamW::AdamW(const NamedParameters& parameters, const AdamWOptions& options)
     : options_(options) {
   for (const auto& [name, parameter] : parameters) {
-    require(!parameter.is_cpu() || parameter.scalar_type() == torch::kFloat ||
-                parameter.scalar_type() == torch::kDouble,
-            "AdamW: parameters on the CPU must be float or double, but ", name, " is ",
-            parameter.scalar_type());
+    const auto dtype = parameter.scalar_type();
+    require(
+        dtype == torch::kFloat || dtype == torch::kDouble || dtype == torch::kBFloat16,
+        "AdamW: parameters must be float, double or bfloat16, but ", name, " is ",
+        dtype);
+    require(dtype != torch::kBFloat16 || parameter.is_contiguous(),
+            "AdamW: parameters in bfloat16 must be contiguous, but ", name,
+            " has strides ", parameter.strides());
+    const Tensor weight =
+        dtype == torch::kBFloat16 ? parameter.detach().to(torch::kFloat) : parameter;
     const bool decays = options.decay_vectors || parameter.dim() >= 2;
     all_.push_back({.name = name,
                     .parameter = parameter,
-                    .first = torch::zeros_like(parameter),
-                    .second = torch::zeros_like(parameter),
-                    .weight_decay = decays ? options.weight_decay : 0});
+                    .weight = weight,
+                    .first = torch::zeros_like(weight),
+                    .second = torch::zeros_like(weight),
+                    .weight_decay = decays ? options.weight_decay : 0,
+                    .version = parameter._version()});
+    weights_.emplace_back(name, weight);
   }
   const auto* groups = options.groups.as<Value::List>();
   require(groups != nullptr,
@@ -122,22 +156,130 @@ AdamW::AdamW(const NamedParameters& parameters, const AdamWOptions& options)
   }
 }
 
-void AdamW::step(double rate, double scale) {
+void AdamW::round_weights() {
   const torch::NoGradGuard without_gradients;
+  for (One& one : all_) {
+    if (!one.is_rounded()) continue;
+    one.parameter.detach().copy_(one.weight);
+    one.version = one.parameter._version();
+  }
+}
+
+// A module may have changed its parameters itself, as to keep them within bounds.
+void AdamW::follow_parameters() {
+  for (One& one : all_) {
+    if (!one.is_rounded() || one.version == one.parameter._version()) continue;
+    const Tensor now = one.parameter.detach();
+    one.weight.copy_(torch::where(now == one.weight.to(now.scalar_type()), one.weight,
+                                  now.to(one.weight.scalar_type())));
+    one.version = one.parameter._version();
+  }
+}
+
+void AdamW::collect_gradients() {
+  const torch::NoGradGuard without_gradients;
+  std::vector<cuda::CollectedGradient> listed;
+  std::vector<Tensor> alive;
+  for (One& one : all_) {
+    if (!one.is_rounded() || !one.parameter.grad().defined()) continue;
+    const Tensor gradient = one.parameter.grad().contiguous();
+    one.parameter.mutable_grad() = Tensor();
+    const bool is_first = !one.sum.defined();
+    if (is_listed(one.weight)) {
+      if (is_first) one.sum = torch::empty_like(one.weight);
+      listed.push_back({.sum = one.sum.data_ptr<float>(),
+                        .gradient = bits(gradient),
+                        .count = gradient.numel(),
+                        .is_first = is_first});
+      alive.push_back(gradient);
+    } else if (is_first) {
+      one.sum = gradient.to(torch::kFloat);
+    } else {
+      one.sum.add_(gradient);
+    }
+  }
+  if constexpr (kHasCuda)
+    if (!listed.empty()) cuda::collect_gradients(listed, alive[0].device());
+}
+
+void AdamW::clear_gradients() {
+  for (One& one : all_) {
+    one.parameter.mutable_grad() = Tensor();
+    one.sum = Tensor();
+  }
+}
+
+Tensor AdamW::gradient_square() {
+  collect_gradients();
+  const torch::NoGradGuard without_gradients;
+  Tensor square;
+  const auto add = [&](const Tensor& part) {
+    square = square.defined() ? square + part : part;
+  };
+  std::vector<cuda::SquaredGradient> listed;
+  std::vector<Tensor> alive;
+  for (const One& one : all_) {
+    const Tensor gradient = one.gradient();
+    if (!gradient.defined()) continue;
+    if (is_listed(one.weight)) {
+      alive.push_back(gradient.contiguous());
+      listed.push_back(
+          {.gradient = alive.back().data_ptr<float>(), .count = gradient.numel()});
+    } else {
+      add(total(gradient.square()).to(torch::kDouble));
+    }
+  }
+  if constexpr (kHasCuda)
+    if (!listed.empty()) add(cuda::sum_of_squares(listed, alive[0].device()));
+  return square;
+}
+
+void AdamW::step(double rate, double scale) {
+  collect_gradients();
+  const torch::NoGradGuard without_gradients;
+  follow_parameters();
   ++steps_;
   const auto t = static_cast<double>(steps_);
-  for (const One& one : all_) {
-    const Tensor slope = one.parameter.grad();
-    if (!slope.defined()) continue;
-    update({.rate = rate * one.rate,
-            .decay = one.weight_decay,
-            .beta1 = options_.beta1,
-            .beta2 = options_.beta2,
-            .first_scale = 1 / (1 - std::pow(options_.beta1, t)),
-            .second_scale = 1 / (1 - std::pow(options_.beta2, t)),
-            .epsilon = options_.epsilon,
-            .scale = scale},
-           one.parameter.detach(), slope, one.first, one.second);
+  const double first_scale = 1 / (1 - std::pow(options_.beta1, t)),
+               second_scale = 1 / (1 - std::pow(options_.beta2, t));
+  std::vector<cuda::UpdatedWeight> list;
+  std::vector<Tensor> alive;
+  for (One& one : all_) {
+    const Tensor gradient = one.gradient();
+    if (!gradient.defined()) continue;
+    const Update u{.rate = rate * one.rate,
+                   .decay = one.weight_decay,
+                   .beta1 = options_.beta1,
+                   .beta2 = options_.beta2,
+                   .first_scale = first_scale,
+                   .second_scale = second_scale,
+                   .epsilon = options_.epsilon,
+                   .scale = scale};
+    const Tensor weight = one.weight.detach();
+    one.sum = Tensor();
+    if (is_listed(weight)) {
+      alive.push_back(gradient.contiguous());
+      list.push_back(listed(u, weight, alive.back(), one.first, one.second));
+      if (one.is_rounded()) list.back().rounded = bits(one.parameter);
+      continue;
+    }
+    update(u, weight, gradient, one.first, one.second);
+    if (!one.is_rounded()) continue;
+    one.parameter.detach().copy_(weight);
+    one.version = one.parameter._version();
+  }
+  if constexpr (kHasCuda) {
+    const auto number = [](double value) { return static_cast<float>(value); };
+    if (!list.empty())
+      cuda::update_weights(list,
+                           {.beta1 = number(options_.beta1),
+                            .beta2 = number(options_.beta2),
+                            .rest1 = number(1 - options_.beta1),
+                            .rest2 = number(1 - options_.beta2),
+                            .second_scale = number(second_scale),
+                            .epsilon = number(options_.epsilon),
+                            .scale = number(scale)},
+                           alive[0].device());
   }
 }
 

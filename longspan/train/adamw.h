@@ -1,4 +1,6 @@
-// Adam with decoupled weight decay. Loshchilov & Hutter 2019, arXiv:1711.05101.
+// Adam with decoupled weight decay. Loshchilov & Hutter 2019, arXiv:1711.05101. With
+// weights in float beside parameters in bfloat16: Micikevicius et al. 2018,
+// arXiv:1710.03740.
 
 #pragma once
 
@@ -29,10 +31,30 @@ struct AdamWOptions {
 
 // p <- p - rate * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon)
 //        - rate * weight_decay * p,  t = 1, 2, ..
-// The bits do not depend on the number of threads.
+// The bits do not depend on the number of threads. On CUDA all parameters are updated
+// by a few launches, with the bits of the CPU.
+//
+// Parameters in bfloat16 are rounded weights in float: these, their moments and the
+// sums of gradients over several backward passes are kept here.
 class AdamW {
  public:
   AdamW(const NamedParameters& parameters, const AdamWOptions& options);
+
+  // What is updated: in float for parameters in bfloat16, else the parameters.
+  const NamedParameters& weights() const { return weights_; }
+
+  // Gives the parameters the values of weights(), for those who have changed these.
+  void round_weights();
+
+  // After a backward pass when another comes before the step: moves the gradients of
+  // parameters in bfloat16 into sums in float. Those of others add up by themselves.
+  void collect_gradients();
+
+  void clear_gradients();
+
+  // The sum of the squares of all gradients, scalar, double; undefined if no parameter
+  // has a gradient.
+  torch::Tensor gradient_square();
 
   // One update with the gradients of the parameters, each times `scale`. A parameter
   // without a gradient stays as it is.
@@ -48,12 +70,21 @@ class AdamW {
  private:
   struct One {
     std::string name;
-    torch::Tensor parameter, first, second;  // first and second moments
+    torch::Tensor parameter, weight;
+    torch::Tensor sum = {};       // of gradients, where weight is not the parameter
+    torch::Tensor first, second;  // moments
     double weight_decay = 0, rate = 1;
+    int64_t version = 0;  // of the parameter when it was rounded last
+
+    bool is_rounded() const { return !parameter.is_same(weight); }
+    torch::Tensor gradient() const { return is_rounded() ? sum : parameter.grad(); }
   };
+
+  void follow_parameters();
 
   AdamWOptions options_;
   std::vector<One> all_;
+  NamedParameters weights_;
   int64_t steps_ = 0;
 };
 

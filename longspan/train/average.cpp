@@ -2,6 +2,8 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_sub.h>
 
 #include "longspan/base/error.h"
 
@@ -12,10 +14,6 @@ using torch::Tensor;
 
 // a <- a + share * (b - a)
 void approach(const Tensor& a, const Tensor& b, double share) {
-  if (!a.is_cpu()) {
-    a.add_(b - a, share);
-    return;
-  }
   AT_DISPATCH_FLOATING_TYPES(a.scalar_type(), "average", [&] {
     auto* const to = a.data_ptr<scalar_t>();
     const Tensor whole = b.contiguous();
@@ -25,6 +23,13 @@ void approach(const Tensor& a, const Tensor& b, double share) {
       for (int64_t i = begin; i < end; ++i) to[i] += part * (from[i] - to[i]);
     });
   });
+}
+
+void approach(const std::vector<Tensor>& a, const std::vector<Tensor>& b,
+              double share) {
+  if (!a.empty() && !a[0].is_cpu())
+    return at::_foreach_add_(a, at::_foreach_sub(b, a), share);
+  for (size_t i = 0; i < a.size(); ++i) approach(a[i], b[i], share);
 }
 
 std::vector<Tensor> copies(const NamedParameters& parameters) {
@@ -43,8 +48,9 @@ void WeightAverage::after_step(const NamedParameters& parameters) {
     kept_.push_back(copies(parameters));
     return;
   }
-  for (size_t i = 0; i < parameters.size(); ++i)
-    approach(kept_.front()[i], parameters[i].second.detach(), 1 - decay_);
+  std::vector<Tensor> now;
+  for (const auto& [name, parameter] : parameters) now.push_back(parameter.detach());
+  approach(kept_.front(), now, 1 - decay_);
 }
 
 void WeightAverage::note(const NamedParameters& parameters) {
@@ -59,8 +65,7 @@ std::vector<Tensor> WeightAverage::weights() const {
   std::vector<Tensor> mean;
   for (const Tensor& first : kept_.front()) mean.push_back(first.clone());
   for (size_t note = 1; note < kept_.size(); ++note)
-    for (size_t i = 0; i < mean.size(); ++i)
-      approach(mean[i], kept_[note][i], 1 / static_cast<double>(note + 1));
+    approach(mean, kept_[note], 1 / static_cast<double>(note + 1));
   return mean;
 }
 

@@ -181,6 +181,7 @@ TrainedModel open_run(const std::string& folder, const std::string& checkpoint,
   require(state.has_value(), trained.checkpoint,
           "/state.json is not the state of a training");
   trained.data = state->data;
+  prepare_device(trained.experiment.train);
   trained.model = make_model(trained.experiment, trained.task);
   load_weights(*trained.model, read_weights(trained.checkpoint), trained.checkpoint);
   trained.model->eval();
@@ -206,7 +207,7 @@ std::vector<Prediction> TrainedModel::predict(const std::vector<std::string>& te
     std::vector<int64_t> numbers(
         static_cast<size_t>(std::min(kAtOnce, examples.size() - first)));
     std::iota(numbers.begin(), numbers.end(), first);
-    const Batch batch = make_batch(examples, numbers).to(device);
+    const Batch batch = make_batch(examples, numbers, device).to(device);
     Pass pass;
     const Tensor logits = model->forward(batch.ids, batch.tokens, pass);
     const Tensor shares =

@@ -4,6 +4,7 @@
 
 #include "longspan/base/build.h"
 #include "longspan/base/error.h"
+#include "longspan/train/cuda/arithmetic.h"
 
 namespace longspan {
 
@@ -11,7 +12,13 @@ Fields fields(TrainOptions& o) {
   return {
       {"seed", &o.seed, "of weights, dropout and the order of examples", {}, 0},
       {"device", &o.device, "where to compute", "cpu|cuda"},
-      {"precision", &o.precision, "of weights and arithmetic", "float|double"},
+      {"precision", &o.precision,
+       "of arithmetic; with bfloat16 sums, statistics, the loss and the weights that "
+       "are updated stay float",
+       "float|double|bfloat16"},
+      {"tf32", &o.tf32, "CUDA: products of floats with 10 bits behind the point"},
+      {"deterministic", &o.deterministic,
+       "CUDA: the same bits in every run; without, LibTorch's own operations need not"},
       {"steps", &o.steps, "ends after so many steps; 0: no such end", {}, 0},
       {"epochs",
        &o.epochs,
@@ -43,6 +50,12 @@ Fields fields(TrainOptions& o) {
        "so many batches are sorted by length together; 0: none",
        {},
        0},
+      {"pad_to",
+       &o.pad_to,
+       "batches are padded to a multiple of so many tokens: with few different lengths "
+       "layouts and memory serve again",
+       {},
+       1},
       {"prefetch",
        &o.prefetch,
        "batches made ahead on a thread of their own",
@@ -111,7 +124,15 @@ torch::Device device_of(const TrainOptions& options) {
 }
 
 torch::Dtype dtype_of(const TrainOptions& options) {
-  return options.precision == "double" ? torch::kDouble : torch::kFloat;
+  if (options.precision == "double") return torch::kDouble;
+  return options.precision == "bfloat16" ? torch::kBFloat16 : torch::kFloat;
+}
+
+void prepare_device(const TrainOptions& options) {
+  if constexpr (kHasCuda)
+    if (device_of(options).is_cuda())
+      cuda::set_arithmetic(
+          {.tf32 = options.tf32, .deterministic = options.deterministic});
 }
 
 }  // namespace longspan

@@ -16,6 +16,8 @@ struct TrainOptions {
   int64_t seed = 1;
   std::string device = "cpu";
   std::string precision = "float";
+  bool tf32 = false;
+  bool deterministic = true;
 
   int64_t steps = 0;
   double epochs = 0;
@@ -27,6 +29,7 @@ struct TrainOptions {
   int64_t first_batch = 0;
   int64_t ramp_steps = 0;
   int64_t bucket = 8;
+  int64_t pad_to = 1;
   int64_t prefetch = 2;
 
   double learning_rate = 1e-3;
@@ -52,8 +55,12 @@ struct TrainOptions {
 // The names of the options, without section. See there what each means.
 Fields fields(TrainOptions& options);
 
-// The device and type of the options; refuses what this build or machine has not.
+// The device of the options and the type of the model's parameters; refuses what this
+// build or machine has not.
 torch::Device device_of(const TrainOptions& options);
 torch::Dtype dtype_of(const TrainOptions& options);
+
+// Sets for the process how LibTorch computes on CUDA, if that is the device.
+void prepare_device(const TrainOptions& options);
 
 }  // namespace longspan

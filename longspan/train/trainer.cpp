@@ -21,7 +21,6 @@
 #include "longspan/base/words.h"
 #include "longspan/data/order.h"
 #include "longspan/data/prefetch.h"
-#include "longspan/kernels/total.h"
 #include "longspan/train/average.h"
 #include "longspan/train/checkpoint.h"
 #include "longspan/train/journal.h"
@@ -46,6 +45,21 @@ int64_t total_steps(const Objective& objective, const TrainOptions& options) {
   return steps;
 }
 
+int64_t longest_of(const Examples& examples, std::span<const int64_t> numbers) {
+  int64_t longest = 1;
+  for (const int64_t number : numbers)
+    longest = std::max(longest, examples.length(number));
+  return longest;
+}
+
+// Padded to a multiple of `pad_to` tokens, but not beyond `most`, the longest of all.
+Batch padded_batch(const Examples& examples, std::span<const int64_t> numbers,
+                   torch::Device device, int64_t pad_to, int64_t most) {
+  const int64_t longest = longest_of(examples, numbers);
+  const int64_t padded = (longest + pad_to - 1) / pad_to * pad_to;
+  return make_batch(examples, numbers, device, std::min(padded, most));
+}
+
 class Training {
  public:
   Training(Objective& objective, const TrainOptions& options, const RunOptions& run)
@@ -53,8 +67,8 @@ class Training {
         options_(options),
         run_(run),
         device_(device_of(options)),
-        parameters_(named_parameters(objective.model())),
-        optimizer_(argument([&] { return AdamW(parameters_, options.adamw); })),
+        optimizer_(argument(
+            [&] { return AdamW(named_parameters(objective.model()), options.adamw); })),
         folder_(run.folder),
         checkpoints_(run.folder + "/checkpoints"),
         schedule_(options.learning_rate, options.schedule,
@@ -80,9 +94,11 @@ class Training {
     started_ = std::chrono::steady_clock::now();
     seconds_before_ = state_.seconds;
     last_log_ = {.seconds = seconds(), .tokens = state_.tokens};
-    Order order(lengths(), {.seed = static_cast<uint64_t>(options_.seed),
-                            .batch = options_.batch,
-                            .bucket = options_.bucket});
+    const std::vector<int64_t> all = lengths();
+    longest_ = *std::ranges::max_element(all);
+    Order order(all, {.seed = static_cast<uint64_t>(options_.seed),
+                      .batch = options_.batch,
+                      .bucket = options_.bucket});
     Prefetch<std::vector<Batch>> batches(
         [&, step = state_.step, at = state_.examples]() mutable {
           const int64_t count = batch_at(step++);
@@ -138,12 +154,13 @@ class Training {
   std::vector<Batch> micro_batches(const std::vector<int64_t>& numbers) const {
     const auto each = static_cast<size_t>(
         options_.micro_batch > 0 ? options_.micro_batch : options_.batch);
+    const Examples& examples = objective_.examples("train");
     std::vector<Batch> made;
     const std::span all(numbers);
-    for (size_t first = 0; first < all.size(); first += each)
-      made.push_back(
-          make_batch(objective_.examples("train"),
-                     all.subspan(first, std::min(each, all.size() - first))));
+    for (size_t first = 0; first < all.size(); first += each) {
+      const auto some = all.subspan(first, std::min(each, all.size() - first));
+      made.push_back(padded_batch(examples, some, device_, options_.pad_to, longest_));
+    }
     return made;
   }
 
@@ -175,7 +192,7 @@ class Training {
   bool step(const std::vector<Batch>& micro) {
     torch::nn::Module& model = objective_.model();
     model.train();
-    model.zero_grad();
+    optimizer_.clear_gradients();
     int64_t examples = 0, tokens = 0;
     for (const Batch& batch : micro) examples += batch.examples();
     Tensor loss_sum, right_sum;
@@ -196,15 +213,11 @@ class Training {
           static_cast<double>(batch.examples()) / static_cast<double>(examples);
       for (const auto& [name, extra] : pass.losses) loss = loss + extra * share;
       loss.backward();
+      optimizer_.collect_gradients();
       loss_sum = loss_sum.defined() ? loss_sum + loss.detach() : loss.detach();
       right_sum = right_sum.defined() ? right_sum + sums.right : sums.right;
     }
-    Tensor square;
-    for (const auto& [name, parameter] : parameters_) {
-      if (!parameter.grad().defined()) continue;
-      const Tensor part = total(parameter.grad().square()).to(torch::kDouble);
-      square = square.defined() ? square + part : part;
-    }
+    const Tensor square = optimizer_.gradient_square();
     require(square.defined(), "no parameter of the model has a gradient");
     // The one place where a step waits for the device.
     const Tensor read = torch::stack({loss_sum.to(torch::kDouble),
@@ -219,7 +232,7 @@ class Training {
     const double scale =
         options_.clip > 0 && norm > options_.clip ? options_.clip / norm : 1;
     optimizer_.step(rate, scale);
-    average_.after_step(parameters_);
+    average_.after_step(optimizer_.weights());
     ++state_.step;
     state_.examples += examples;
     state_.tokens += tokens;
@@ -305,7 +318,7 @@ class Training {
   // False, with nothing changed, if a signal came.
   bool evaluate() {
     const WeightAverage average_before = average_;
-    if (state_.evaluated != state_.step) average_.note(parameters_);
+    if (state_.evaluated != state_.step) average_.note(optimizer_.weights());
     std::optional<Score> valid;
     {
       const Averaged averaged(*this);
@@ -337,8 +350,9 @@ class Training {
 
   // Nothing if a signal came.
   std::optional<Score> score_of(const char* split) {
-    return score(objective_, objective_.examples(split), evaluation_batch(), device_,
-                 [] { return StopSignals::noted() != 0; });
+    return score(
+        objective_, objective_.examples(split), evaluation_batch(), device_,
+        [] { return StopSignals::noted() != 0; }, options_.pad_to);
   }
 
   int64_t evaluation_batch() const {
@@ -349,33 +363,35 @@ class Training {
   // The model has its averaged weights while one lives.
   class Averaged {
    public:
-    explicit Averaged(Training& training) : training_(training) {
-      const auto weights = training.average_.weights();
-      if (weights.empty()) return;
-      const torch::NoGradGuard without_gradients;
-      for (size_t i = 0; i < weights.size(); ++i) {
-        Tensor parameter = training.parameters_[i].second.detach();
-        before_.push_back(parameter.clone());
-        parameter.copy_(weights[i]);
-      }
+    explicit Averaged(Training& training) : optimizer_(training.optimizer_) {
+      const auto averages = training.average_.weights();
+      if (averages.empty()) return;
+      for (const auto& [name, weight] : optimizer_.weights())
+        before_.push_back(weight.detach().clone());
+      set(averages);
     }
     ~Averaged() {
-      const torch::NoGradGuard without_gradients;
-      for (size_t i = 0; i < before_.size(); ++i)
-        training_.parameters_[i].second.detach().copy_(before_[i]);
+      if (!before_.empty()) set(before_);
     }
     Averaged(const Averaged&) = delete;
     Averaged& operator=(const Averaged&) = delete;
 
    private:
-    Training& training_;
+    void set(const std::vector<Tensor>& values) {
+      const torch::NoGradGuard without_gradients;
+      for (size_t i = 0; i < values.size(); ++i)
+        optimizer_.weights()[i].second.detach().copy_(values[i]);
+      optimizer_.round_weights();
+    }
+
+    AdamW& optimizer_;
     std::vector<Tensor> before_;
   };
 
   NamedTensors model_tensors() {
     NamedTensors tensors;
-    for (const auto& [name, parameter] : parameters_)
-      tensors[name] = parameter.detach().clone();
+    for (const auto& [name, weight] : optimizer_.weights())
+      tensors[name] = weight.detach().clone();
     for (const auto& entry : objective_.model().named_buffers())
       tensors[entry.key()] = entry.value().detach().clone();
     return tensors;
@@ -385,10 +401,10 @@ class Training {
     state_.seconds = seconds();
     Checkpoint checkpoint;
     checkpoint.optimizer = optimizer_.saved();
-    checkpoint.optimizer.merge(average_.saved(parameters_));
+    checkpoint.optimizer.merge(average_.saved(optimizer_.weights()));
     if (options_.average != "none")
-      for (const auto& [name, parameter] : parameters_)
-        checkpoint.optimizer["weights." + name] = parameter.detach();
+      for (const auto& [name, weight] : optimizer_.weights())
+        checkpoint.optimizer["weights." + name] = weight.detach();
     {
       const Averaged averaged(*this);
       checkpoint.model = model_tensors();
@@ -452,8 +468,11 @@ class Training {
     for (const auto& [name, tensor] : checkpoint.optimizer)
       if (name.starts_with("weights.")) weights[name.substr(8)] = tensor;
     load_weights(objective_.model(), weights, path);
+    for (const auto& [name, weight] : optimizer_.weights())
+      weight.detach().copy_(weights.at(name));
+    optimizer_.round_weights();
     optimizer_.load(checkpoint.optimizer, state_.step);
-    average_.load(checkpoint.optimizer, parameters_);
+    average_.load(checkpoint.optimizer, optimizer_.weights());
     remarks_.push_back("goes on from " + path);
     const auto seek_anew = [&] {
       state_.best.reset();
@@ -520,7 +539,7 @@ class Training {
   TrainOptions options_;
   RunOptions run_;
   torch::Device device_;
-  NamedParameters parameters_;
+  int64_t longest_ = 1;  // of all examples
   AdamW optimizer_;
   RunFolder folder_;
   Checkpoints checkpoints_;
@@ -541,7 +560,7 @@ class Training {
 
 std::optional<Score> score(Objective& objective, const Examples& examples,
                            int64_t batch, torch::Device device,
-                           const std::function<bool()>& stop) {
+                           const std::function<bool()>& stop, int64_t pad_to) {
   const torch::NoGradGuard without_gradients;
   objective.model().eval();
   // By length, so that there is little padding.
@@ -549,12 +568,14 @@ std::optional<Score> score(Objective& objective, const Examples& examples,
   std::iota(order.begin(), order.end(), int64_t{0});
   std::ranges::stable_sort(order, {}, [&](int64_t i) { return examples.length(i); });
   Tensor sums = torch::zeros(2, torch::TensorOptions(device).dtype(torch::kDouble));
-  const std::span all(order);
+  const std::span<const int64_t> all(order);
+  const int64_t longest = longest_of(examples, all);
   const auto each = static_cast<size_t>(batch);
   for (size_t first = 0; first < all.size(); first += each) {
     if (stop && stop()) return std::nullopt;
     const Batch made =
-        make_batch(examples, all.subspan(first, std::min(each, all.size() - first)));
+        padded_batch(examples, all.subspan(first, std::min(each, all.size() - first)),
+                     device, pad_to, longest);
     Pass pass;
     const BatchSums part = objective.evaluate(made.to(device), pass);
     sums += torch::stack({part.loss.to(torch::kDouble), part.right.to(torch::kDouble)});
@@ -587,6 +608,7 @@ void check_training(Objective& objective, const TrainOptions& options) {
 TrainResult train(Objective& objective, const TrainOptions& options,
                   const RunOptions& run) {
   check_training(objective, options);
+  prepare_device(options);
   return Training(objective, options, run).run();
 }
 

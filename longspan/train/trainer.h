@@ -15,10 +15,10 @@
 namespace longspan {
 
 // The mean loss and accuracy over all examples, in evaluation mode; nothing if `stop`
-// said so in between.
+// said so in between. Batches are padded to a multiple of `pad_to` tokens.
 std::optional<Score> score(Objective& objective, const Examples& examples,
                            int64_t batch, torch::Device device,
-                           const std::function<bool()>& stop = {});
+                           const std::function<bool()>& stop = {}, int64_t pad_to = 1);
 
 struct TrainResult {
   int64_t step = 0;

@@ -73,6 +73,18 @@ TEST(ABatch, ShowsPaddingForAnExampleWithoutTokens) {
   EXPECT_EQ(batch.real_tokens, 0);
 }
 
+TEST(ABatch, IsPaddedToWhatIsAsked) {
+  const std::vector<int64_t> numbers = {2, 0};
+  const Batch batch = make_batch(examples_of(kSome), numbers);
+  const Batch padded = make_batch(examples_of(kSome), numbers, torch::kCPU, 16);
+  EXPECT_EQ(padded.ids.size(1), 16);
+  const int64_t tokens = batch.ids.size(1);
+  EXPECT_TRUE(torch::equal(padded.ids.narrow(1, 0, tokens), batch.ids));
+  EXPECT_TRUE(torch::equal(padded.tokens.narrow(1, 0, tokens), batch.tokens));
+  EXPECT_FALSE(padded.tokens.narrow(1, tokens, 16 - tokens).any().item<bool>());
+  EXPECT_EQ(padded.real_tokens, batch.real_tokens);
+}
+
 TEST(ABatch, NeedsAnExample) {
   EXPECT_EQ(refusal([] { make_batch(examples_of(kSome), {}); }),
             "a batch needs at least one example");

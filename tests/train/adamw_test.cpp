@@ -20,10 +20,20 @@ Parameters parameters(torch::Dtype dtype = torch::kDouble) {
           {"out.bias", make({3}, 4)}};
 }
 
+Parameters moved(const Parameters& all, torch::Device device) {
+  Parameters there;
+  for (const auto& [name, parameter] : all)
+    there.emplace_back(name, parameter.detach().to(device).requires_grad_());
+  return there;
+}
+
 void set_gradients(const Parameters& all, uint64_t step) {
-  for (size_t i = 0; i < all.size(); ++i)
-    all[i].second.mutable_grad() = random_tensors(
-        1, all[i].second.sizes(), all[i].second.scalar_type(), 100 * step + i)[0];
+  for (size_t i = 0; i < all.size(); ++i) {
+    const Tensor& parameter = all[i].second;
+    parameter.mutable_grad() =
+        random_tensors(1, parameter.sizes(), parameter.scalar_type(), 100 * step + i)[0]
+            .to(parameter.device());
+  }
 }
 
 Value::Map group(const std::string& match, const std::string& key, double value) {
@@ -205,6 +215,117 @@ TEST(AdamW, GoesOnFromWhatItSaved) {
   EXPECT_TRUE(saved.contains("second.out.bias"));
 }
 
+TEST(AdamW, UpdatesFloatsBesideParametersInBfloat16) {
+  const AdamWOptions options{.weight_decay = 0.1};
+  for (const auto device : devices()) {
+    const auto short_ones = moved(parameters(torch::kBFloat16), device);
+    Parameters floats;
+    for (const auto& [name, parameter] : short_ones)
+      floats.emplace_back(name, parameter.detach().to(torch::kFloat).requires_grad_());
+    AdamW optimizer(short_ones, options), expected(floats, options);
+    for (uint64_t step = 0; step < 4; ++step) {
+      set_gradients(short_ones, step);
+      for (size_t i = 0; i < floats.size(); ++i)
+        floats[i].second.mutable_grad() = short_ones[i].second.grad().to(torch::kFloat);
+      EXPECT_TRUE(
+          torch::equal(optimizer.gradient_square(), expected.gradient_square()));
+      optimizer.step(1e-4, 0.5);
+      expected.step(1e-4, 0.5);
+      for (size_t i = 0; i < floats.size(); ++i) {
+        const auto& [name, weight] = optimizer.weights()[i];
+        EXPECT_EQ(name, floats[i].first);
+        EXPECT_TRUE(torch::equal(weight, floats[i].second)) << name << step;
+        EXPECT_TRUE(torch::equal(short_ones[i].second, weight.to(torch::kBFloat16)))
+            << name << step;
+      }
+    }
+    EXPECT_EQ(optimizer.saved().at("first.out.bias").scalar_type(), torch::kFloat);
+  }
+}
+
+TEST(AdamW, AddsUpGradientsInFloat) {
+  for (const auto device : devices()) {
+    const Tensor parameter =
+        torch::zeros({5}, torch::TensorOptions(device).dtype(torch::kBFloat16))
+            .requires_grad_();
+    AdamW optimizer({{"a", parameter}}, {});
+    const auto give = [&](double value) {
+      parameter.mutable_grad() = torch::full_like(parameter.detach(), value);
+      optimizer.collect_gradients();
+      EXPECT_FALSE(parameter.grad().defined());
+    };
+    give(1);
+    for (int i = 0; i < 4; ++i) give(0x1p-10);  // each less than 1 can hold
+    EXPECT_DOUBLE_EQ(optimizer.gradient_square().item<double>(),
+                     5 * std::pow(1 + 4 * 0x1p-10, 2));
+    optimizer.clear_gradients();
+    EXPECT_FALSE(optimizer.gradient_square().defined());
+  }
+}
+
+TEST(AdamW, FollowsAModuleThatChangesItsParameters) {
+  const Tensor parameter =
+      torch::tensor({0.25, 1.5, -2.0}, torch::kBFloat16).requires_grad_();
+  AdamW optimizer({{"a", parameter}}, {});
+  const torch::NoGradGuard without_gradients;
+  Tensor weight = optimizer.weights()[0].second;
+  weight += 0x1p-12;  // too little to be seen in the parameter
+  optimizer.round_weights();
+  parameter.clamp_(0, 1);
+  parameter.mutable_grad() = torch::zeros_like(parameter);
+  optimizer.step(0.1);
+  EXPECT_TRUE(torch::equal(weight, torch::tensor({0.25 + 0x1p-12, 1.0, 0.0})));
+}
+
+// More tensors than one launch takes, of all sizes, some beginning at odd places.
+TEST(AdamW, HasTheSameBitsOnEveryDevice) {
+  for (const auto dtype : {torch::kFloat, torch::kBFloat16}) {
+    const auto run = [&](torch::Device device) {
+      Parameters all;
+      for (int64_t i = 0; i < 150; ++i) {
+        const int64_t size = i < 140 ? 1 + i * 37 % 101 : 4000 + i;
+        const Tensor values = random_tensors(1, {size + i % 3}, dtype, i)[0].to(device);
+        all.emplace_back("of " + std::to_string(i),
+                         values.slice(0, i % 3).detach().requires_grad_());
+      }
+      AdamW optimizer(all, {.weight_decay = 0.1, .decay_vectors = true});
+      for (uint64_t step = 0; step < 3; ++step) {
+        set_gradients(all, step);
+        optimizer.step(0.01, 0.3);
+      }
+      Tensors results;
+      for (const auto& [name, weight] : optimizer.weights())
+        results.push_back(weight.detach());
+      for (const auto& [name, parameter] : all)
+        results.push_back(parameter.detach().to(torch::kFloat));
+      for (const auto& [name, moment] : optimizer.saved()) results.push_back(moment);
+      return torch::cat(results).cpu();
+    };
+    const Tensor expected = run(torch::kCPU);
+    for (const auto device : devices())
+      EXPECT_TRUE(torch::equal(run(device), expected)) << device << dtype;
+  }
+}
+
+TEST(AdamW, SumsTheSquaresOfGradients) {
+  for (const auto device : devices()) {
+    Parameters all;
+    double expected = 0;
+    for (int64_t i = 0; i < 200; ++i) {
+      const int64_t size = i < 190 ? 1 + i % 7 : 5000 + i;
+      const Tensor values = random_tensors(1, {size}, torch::kFloat, i)[0];
+      all.emplace_back("of " + std::to_string(i), values.to(device).requires_grad_());
+      all.back().second.mutable_grad() = values.to(device);
+      expected += values.to(torch::kDouble).square().sum().item<double>();
+    }
+    AdamW optimizer(all, {});
+    const Tensor square = optimizer.gradient_square();
+    EXPECT_EQ(square.dim(), 0);
+    EXPECT_NEAR(square.item<double>() / expected, 1, 1e-6);
+    EXPECT_TRUE(torch::equal(square, optimizer.gradient_square()));
+  }
+}
+
 TEST(AdamW, RefusesAnotherState) {
   const auto all = parameters();
   AdamW optimizer(all, {});
@@ -249,6 +370,12 @@ TEST(AdamW, RefusesWrongGroups) {
   for (const auto& [groups, message] : cases)
     EXPECT_EQ(refusal([&] { AdamW(parameters(), {.groups = Value::parse(groups)}); }),
               message);
+}
+
+TEST(AdamW, RefusesOtherTypes) {
+  EXPECT_EQ(refusal([] { AdamW(parameters(torch::kHalf), {}); }),
+            "AdamW: parameters must be float, double or bfloat16, but embed.weight is "
+            "Half");
 }
 
 TEST(AName, FitsAPattern) {

@@ -100,14 +100,14 @@ Trained train_part(const std::string& folder, const TrainOptions& options,
   const Task task = small_task();
   torch::manual_seed(1);
   Classifier model(encoder, task.ids, task.longest, 2);
-  convert(model, torch::kCPU, dtype_of(options));
+  convert(model, device_of(options), dtype_of(options));
   Troubled objective(task, model);
   objective.signal_at = signal_at;
   Trained trained{
       train(objective, options, {.folder = folder, .resume = resume, .quiet = true}),
       {}};
   for (const Tensor& parameter : model.parameters())
-    trained.weights.push_back(parameter.detach().clone());
+    trained.weights.push_back(parameter.detach().cpu().clone());
   if (calls) *calls = objective.calls;
   return trained;
 }
@@ -167,7 +167,8 @@ TEST(ATraining, GoesOnWithEveryOption) {
   last.average = "last";
   last.average_last = 2;
   last.best_by = "loss";
-  expect_survives_signals(last, "the mean of the last");
+  last.pad_to = 8;
+  expect_survives_signals(last, "the mean of the last, padded");
 
   TrainOptions ema = small_training();
   ema.average = "ema";
@@ -181,6 +182,66 @@ TEST(ATraining, GoesOnWithEveryOption) {
   EncoderOptions again = small_model();
   again.recompute = true;
   expect_survives_signals(ema, "a moving average, a ramp, double, recomputed", again);
+}
+
+TEST(ATraining, GoesOnInBfloat16) {
+  TrainOptions options = small_training();
+  options.precision = "bfloat16";
+  expect_survives_signals(options, "bfloat16");
+  options.average = "ema";
+  options.average_decay = 0.8;
+  EncoderOptions again = small_model();
+  again.recompute = true;
+  expect_survives_signals(options, "bfloat16, a moving average, recomputed", again);
+}
+
+TEST(ATraining, GoesOnOnEveryDevice) {
+  for (const auto device : testing::devices()) {
+    if (device.is_cpu()) continue;
+    TrainOptions options = small_training();
+    options.device = "cuda";
+    for (const char* precision : {"float", "bfloat16"}) {
+      options.precision = precision;
+      expect_survives_signals(options, std::string("CUDA, ") + precision);
+    }
+  }
+}
+
+// With all examples in every step: what chance adds would hide what rounding does.
+TEST(ATraining, LearnsInBfloat16AsInFloat) {
+  EncoderOptions encoder = small_model();
+  encoder.embedding = encoder.inner = 16;
+  encoder.dropout = encoder.attention_dropout = 0;
+  for (const auto device : testing::devices()) {
+    const Folder folder;
+    TrainOptions options = small_training();
+    options.device = device.is_cuda() ? "cuda" : "cpu";
+    options.steps = options.evaluate_every = 60;
+    options.batch = options.micro_batch = 50;
+    const auto loss_in = [&](const char* precision) {
+      options.precision = precision;
+      const Task task = small_task();
+      torch::manual_seed(1);
+      Classifier model(encoder, task.ids, task.longest, 2);
+      convert(model, device, dtype_of(options));
+      Classification objective(task, model);
+      const auto loss = [&] { return score(objective, task.train, 10, device)->loss; };
+      EXPECT_GT(loss(), 0.6);
+      train(objective, options, {.folder = folder / precision, .quiet = true});
+      return loss();
+    };
+    const double exact = loss_in("float"), rounded = loss_in("bfloat16");
+    EXPECT_LT(exact, 0.1);
+    EXPECT_NEAR(rounded, exact, 0.03);
+    // What is kept is what was updated, not what it was rounded to.
+    bool has_more = false;
+    for (const auto& [name, weight] : read_weights(folder / "bfloat16/best")) {
+      EXPECT_EQ(weight.scalar_type(), torch::kFloat) << name;
+      has_more = has_more ||
+                 !torch::equal(weight, weight.to(torch::kBFloat16).to(torch::kFloat));
+    }
+    EXPECT_TRUE(has_more);
+  }
 }
 
 TEST(ATraining, RepeatsItself) {
