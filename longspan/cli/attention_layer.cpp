@@ -39,9 +39,9 @@ AttentionLayer::AttentionLayer(const Mechanism& mechanism, const Value::Map& set
     Pass earlier = new_pass(carried_);
     forward(earlier);
   }
-  run();
+  turn();
   const PeakBytes peak(setup.device);
-  const Spent spent = spent_on([&] { run(); });
+  const Spent spent = spent_on([&] { turn(); });
   peak_bytes_ = peak.newly();
   constexpr double kTurn = 0.01, kMostPasses = 1000;  // seconds: above a clock's noise
   passes_ =
@@ -79,7 +79,8 @@ Pass AttentionLayer::new_pass(Record& carry) const {
   pass.side.x = side_;
   if (mechanism_.can.global && setup_.global > 0) {
     const Tensor& tokens = q_.defined() ? q_ : v_.defined() ? v_ : x_;
-    pass.mask.global = torch::zeros({setup_.batch, tokens.size(-2)}, torch::kBool);
+    pass.mask.global = torch::zeros({setup_.batch, tokens.size(-2)},
+                                    tokens.options().dtype(torch::kBool));
     pass.mask.global.slice(1, 0, setup_.global).fill_(true);
   }
   if (mechanism_.can.carry != Carry::none) pass.carry = &carry;
@@ -109,11 +110,11 @@ void AttentionLayer::run() {
   const Tensor out = forward(pass);
   flops_ = static_cast<double>(flops_counted() - before);
   if (setup_.backward) backward(out, pass);
-  if (setup_.device.is_cuda()) torch::cuda::synchronize();
 }
 
 void AttentionLayer::turn() {
   for (int i = 0; i < passes_; ++i) run();
+  if (setup_.device.is_cuda()) torch::cuda::synchronize();
 }
 
 }  // namespace longspan::cli

@@ -1,4 +1,4 @@
-// The attention kernels on the CPU, in turn with what they are compared with.
+// The kernels on the CPU, in turn with what they are compared with.
 
 #include <algorithm>
 #include <iomanip>
@@ -8,21 +8,18 @@
 #include <ATen/Parallel.h>
 #include <nlohmann/json.hpp>
 
+#include "longspan/base/build.h"
 #include "longspan/base/interleaved.h"
 #include "longspan/base/memory.h"
 #include "longspan/base/threads.h"
+#include "longspan/cli/bench_kernels.h"
 #include "longspan/cli/commands.h"
+#include "longspan/cli/device.h"
 #include "longspan/cli/kernel_cases.h"
 #include "longspan/kernels/layout.h"
 
 namespace longspan::cli {
 namespace {
-
-struct KernelOptions {
-  bool all = false, json = false;
-  std::string only;
-  int64_t length = 0, turns = 7;
-};
 
 void print_header() {
   std::cout << at::get_num_threads() << " threads, " << cpu::name(cpu::isa()) << ", "
@@ -129,10 +126,7 @@ void print(const Case& one, const Row& row) {
   std::cout << std::defaultfloat << std::endl;
 }
 
-void bench_kernels(const KernelOptions& options) {
-  if (options.length % Layout::kTile != 0)
-    throw UsageError("--length must be a multiple of 64, got " +
-                     std::to_string(options.length));
+void bench_cpu_kernels(const KernelOptions& options) {
   std::vector<Case> cases = main_cases(options.length);
   if (options.all)
     for (Case& one : sweep_cases(options.length))
@@ -153,24 +147,37 @@ void bench_kernels(const KernelOptions& options) {
   }
 }
 
+void bench_kernels(const KernelOptions& options) {
+  if (options.length % Layout::kTile != 0)
+    throw UsageError("--length must be a multiple of 64, got " +
+                     std::to_string(options.length));
+  const torch::Device device = argument([&] { return usable_device(options.device); });
+  if constexpr (kHasCuda)
+    if (device.is_cuda()) return bench_cuda_kernels(options);
+  bench_cpu_kernels(options);
+}
+
 }  // namespace
 
 void add_bench_kernels(CLI::App& bench) {
   auto* const verb = bench.add_subcommand(
       "kernels",
-      "the attention kernels on the CPU, each in turn with what it is compared with: "
-      "large matrix products, forms in tensor operations (with reused memory: warm; "
-      "with LibTorch's own: as shipped), memcpy, or another kernel. Ratios are medians "
-      "over the turns; more is better. must and good: what to reach, where it is set");
+      "the kernels, each in turn with what it is compared with: on the CPU large "
+      "matrix products, forms in tensor operations (with reused memory: warm; with "
+      "LibTorch's own: as shipped), memcpy, or another kernel; on CUDA LibTorch's own "
+      "attention, which takes no part in ours here, and copies of memory. Ratios are "
+      "medians over the turns; more is better. must and good: what to reach, where it "
+      "is set");
   verb->footer(
       "Examples:\n"
       "  longspan bench kernels                        takes about a minute\n"
       "  longspan bench kernels --only 'window 256' --threads 1\n"
-      "  longspan bench kernels --all --only sgemm --json > kernels.jsonl");
+      "  longspan bench kernels --all --only sgemm --json > kernels.jsonl\n"
+      "  longspan bench kernels --device cuda          takes two minutes");
   const auto options = std::make_shared<KernelOptions>();
   verb->add_flag("--all", options->all,
-                 "also every pattern, lengths of 512 to 65536, widths of 16 to 256; "
-                 "the longest take minutes each");
+                 "also every pattern, and more lengths and widths; on the CPU the "
+                 "longest take minutes each");
   verb->add_option("--only", options->only,
                    "cases with these words in their name or that of the reference");
   verb->add_option("--length", options->length,
@@ -180,6 +187,7 @@ void add_bench_kernels(CLI::App& bench) {
   verb->add_option("--turns", options->turns, "how often each pair is timed")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  verb->add_option("--device", options->device, "cpu or cuda")->capture_default_str();
   verb->add_flag("--json", options->json, "a line of JSON for each case");
   add_threads(*verb);
   verb->callback([=] { bench_kernels(*options); });

@@ -30,6 +30,10 @@ AttentionArguments::AttentionArguments(const Tensor& q, const Tensor& k,
   if (const auto scale = in.optional<double>()) options.scale = *scale;
 }
 
+void AttentionArguments::read_last(Arguments& in) {
+  visible.span_queries = in.next().toInt();
+}
+
 void AttentionArguments::check() {
   longspan::check(call);
   visible.check(call.query_places(), key_places());

@@ -18,6 +18,8 @@ inline constexpr char kAttentionSchema[] =
     "Tensor? column_bias=None, Tensor? slopes=None, Tensor? table=None, "
     "int table_first=0, Tensor? vectors=None, Tensor? offset=None, "
     "Tensor? dense_bias=None, float? scale=None";
+// After all others, so that those keep their places.
+inline constexpr char kLastAttentionSchema[] = "int span_queries=1";
 
 struct AttentionArguments {
   AttentionCall call;  // without its layout
@@ -26,6 +28,9 @@ struct AttentionArguments {
   // Reads those of kAttentionSchema.
   AttentionArguments(const torch::Tensor& q, const torch::Tensor& k,
                      const torch::Tensor& v, Arguments& in);
+
+  // Reads that of kLastAttentionSchema.
+  void read_last(Arguments& in);
 
   // Throws unless everything fits.
   void check();

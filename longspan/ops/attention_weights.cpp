@@ -18,7 +18,9 @@ struct Given {
 Given read(Arguments& in, bool has_rows) {
   const Tensor q = in.tensor(), k = in.tensor(), lse = in.tensor();
   const auto rows = has_rows ? in.next().toIntVector() : std::vector<int64_t>();
-  return {{q, k, /*v=*/k, in}, lse, rows};  // weights do not depend on v
+  Given given{{q, k, /*v=*/k, in}, lse, rows};  // weights do not depend on v
+  given.attention.read_last(in);
+  return given;
 }
 
 // [B, H, (rows), M]
@@ -52,7 +54,7 @@ std::vector<Tensor> run_columns(Arguments in) {
 Operator row_weights_operator() {
   return {.name = "row_weights",
           .arguments = std::string("Tensor q, Tensor k, Tensor lse, int[] rows, *, ") +
-                       kAttentionSchema,
+                       kAttentionSchema + ", " + kLastAttentionSchema,
           .results = "Tensor",
           .run = run_rows,
           .shapes = [](Arguments in) { return shape_of(read(in, true), true); },
@@ -61,8 +63,8 @@ Operator row_weights_operator() {
 
 Operator column_mass_operator() {
   return {.name = "column_mass",
-          .arguments =
-              std::string("Tensor q, Tensor k, Tensor lse, *, ") + kAttentionSchema,
+          .arguments = std::string("Tensor q, Tensor k, Tensor lse, *, ") +
+                       kAttentionSchema + ", " + kLastAttentionSchema,
           .results = "Tensor",
           .run = run_columns,
           .shapes = [](Arguments in) { return shape_of(read(in, false), false); },

@@ -22,6 +22,7 @@ AttentionArguments read(Arguments in) {
   dropout.probability = in.next().toDouble();
   const c10::IValue& seed = in.next();
   if (seed.isInt()) dropout.key.bits = static_cast<uint64_t>(seed.toInt());
+  given.read_last(in);
   return given;
 }
 
@@ -56,13 +57,15 @@ std::vector<Tensor> gradient(Arguments arguments, const Slopes& given) {
 
 Operator block_attention_operator() {
   const std::string arguments = std::string("Tensor q, Tensor k, Tensor v, *, ") +
-                                kAttentionSchema + ", float dropout=0., " + kSeed;
+                                kAttentionSchema + ", float dropout=0., " + kSeed +
+                                ", " + kLastAttentionSchema;
   return {.name = "block_attention",
           .arguments = arguments,
           .results = "(Tensor out, Tensor lse)",
           .run = run,
           .shapes = shapes,
-          .gradient = gradient};
+          .gradient = gradient,
+          .has_gradient = has_fused_attention};
 }
 
 }  // namespace longspan::ops

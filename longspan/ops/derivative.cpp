@@ -92,7 +92,8 @@ struct RunGradient : c10::OperatorKernel {
     const ArgumentTensors arguments(values);
     wanted_of(arguments.tensors(), given.wanted);  // fits
     variable_list gradients;
-    if (definition.gradient && arguments.tensors().front().is_cpu()) {
+    if (definition.gradient &&
+        definition.has_gradient(arguments.tensors().front().device())) {
       gradients = definition.gradient(Arguments(values), given);
       std::erase_if(gradients, [](const Tensor& x) { return !x.defined(); });
     } else {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "longspan/base/error.h"
 #include "longspan/ops/argument_tensors.h"
 #include "longspan/ops/derivative.h"
 #include "longspan/ops/stack.h"
@@ -51,6 +52,9 @@ Tensor Arguments::tensor() {
 
 void define(torch::Library& library, const Operator& definition) {
   const std::string &name = definition.name, &arguments = definition.arguments;
+  require((definition.gradient == nullptr) == (definition.has_gradient == nullptr),
+          name, ": an operator must have gradient and has_gradient, or neither, got ",
+          definition.gradient ? "gradient" : "has_gradient", " alone");
   const std::string schema = name + "(" + arguments + ") -> " + definition.results;
   library.def(schema.c_str());
 

@@ -59,10 +59,12 @@ struct Operator {
   // have symbolic sizes and no memory.
   std::vector<Shape> (*shapes)(Arguments);
 
-  // On the CPU: the gradient of every floating tensor among the arguments, undefined
-  // where not wanted. On other devices, and where this is null, `run` runs again with
-  // autograd: it costs its time once more and keeps nothing between the passes.
+  // The gradient of every floating tensor among the arguments, undefined where not
+  // wanted, on devices where `has_gradient`. On others, and where both are null, `run`
+  // runs again with autograd: it costs its time once more and keeps nothing between the
+  // passes.
   std::vector<torch::Tensor> (*gradient)(Arguments, const Slopes&) = nullptr;
+  bool (*has_gradient)(torch::Device) = nullptr;
 
   size_t constant_results = 0;  // the last so many have no gradient
   bool is_constant = false;     // no result has one: there is no derivative

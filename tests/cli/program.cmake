@@ -122,6 +122,7 @@ expect(0 "Examples" "^$" bench kernels --help)
 expect(2 "^$" "turns.*range 1 to" bench kernels --turns 0)
 expect(2 "^$" "^longspan: --length must be a multiple of 64, got 100\n$" bench kernels --length 100)
 expect(2 "^$" "^longspan: --only: no case has 'nonsense' in its name" bench kernels --only nonsense)
+expect(2 "^$" "^longspan: --device must be cpu or cuda, got tpu\n$" bench kernels --device tpu)
 set(tiny bench kernels --length 64 --turns 1 --threads 1)
 expect(0 "case +reference .*ratio .*\nmerge 2 n 64 +memcpy .* 0.60 +0.75\n$" "^$" ${tiny} --only merge)
 expect(0 "ratio .*\npool max of prefix n 64 +memcpy [^\n]*\n$" "^$" ${tiny} --all --only prefix)
@@ -135,6 +136,20 @@ expect_fields("bench kernels --json" "${line}" case:STRING reference:STRING rati
               cpu_ratio:NUMBER must:NUMBER good:NUMBER seconds:NUMBER cpu_seconds:NUMBER
               reference_seconds:NUMBER reference_cpu_seconds:NUMBER useful_gflops:NUMBER
               executed_gflops:NULL peak_bytes:NUMBER threads:NUMBER isa:STRING)
+execute_process(COMMAND ${PROGRAM} info OUTPUT_VARIABLE facts COMMAND_ERROR_IS_FATAL ANY)
+if(facts MATCHES "CUDA +[0-9]+ device")
+  expect(0 "block attention on CUDA.*wgmma.*SDPA.*LONGSPAN_TORCH_ATTENTION=0.*mma.sync" "^$" info)
+  set(tiny bench kernels --device cuda --length 128 --turns 1)
+  expect(0 "case +ms .*flash +cuDNN .*\ndense bf16 b 256 n 128 d 64 forward " "^$" ${tiny} --only dense)
+  execute_process(COMMAND ${PROGRAM} ${tiny} --only "window 256 bf16" --json
+                  OUTPUT_VARIABLE lines COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX REPLACE "\n.*" "" line "${lines}")
+  expect_fields("bench kernels --device cuda --json" "${line}" case:STRING seconds:NUMBER
+                useful_tflops:NUMBER gigabytes_per_second:NULL peak_bytes:NUMBER beside:OBJECT)
+else()
+  expect(2 "^$" "^longspan: --device cuda: this build or machine has no CUDA; see longspan info\n$"
+         bench kernels --device cuda)
+endif()
 
 # Mechanisms are measured beside dense attention, length by length.
 expect(0 "Examples" "^$" bench attention --help)

@@ -133,6 +133,20 @@ class BlockAttention(Case):
         seen = seen & (distances(n, m) >= 0) & (distances(n, m) <= 40)
         self.check(inputs, seen, spans=spans, causal=True, window=[40, 9])
 
+    def test_spans_of_heads_and_of_groups_of_queries(self):
+        n, m, heads, shared = 75, 130, 2, 8
+        groups = (n + shared - 1) // shared
+        generator = torch.Generator().manual_seed(1)
+        spans = torch.randint(-9, m + 9, (heads, groups, 3, 2), generator=generator)
+        inputs = qkv(n, m, heads=heads, grad=True)
+        for _ in range(2):  # the second finds no layout of the first
+            key = torch.arange(m)
+            seen = ((key >= spans[..., :1]) & (key < spans[..., 1:])).any(2)
+            seen = seen.repeat_interleave(shared, 1)[:, :n]
+            self.check(inputs, seen, spans=spans, span_queries=shared)
+            self.check(inputs, seen[1], spans=spans[1], span_queries=shared)
+            spans[1, 2] += 5
+
     def test_intervals_of_keys(self):
         n, m = 70, 90
         inputs = qkv(n, m, grad=True)
@@ -537,6 +551,7 @@ class Refusals(Case):
             (lambda: attention(q, k, v, window=[3]), "window must be [before, after]"),
             (lambda: attention(q, k, v, window=[3, -1]), "window: before and after must"),
             (lambda: attention(q, k, v, spans=spans), "spans must be [N, S, 2] of int32"),
+            (lambda: attention(q, k, v, spans=spans, span_queries=0), "must be 1 or more"),
             (lambda: attention(q, k, v, dropout=1.0), "the dropout probability must be"),
             (lambda: longspan.row_weights(q, k, q[..., 0], [5]), "rows must be between 0"),
             (lambda: longspan.column_mass(q, k, q), "lse must be [2, 2, 5], got"),
