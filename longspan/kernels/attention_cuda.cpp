@@ -11,6 +11,7 @@
 #include "longspan/kernels/head_views.h"
 #include "longspan/kernels/heads.h"
 #include "longspan/kernels/hopper_attention.h"
+#include "longspan/kernels/rows.h"
 #include "longspan/kernels/torch_attention.h"
 #include "longspan/kernels/total.h"
 
@@ -21,17 +22,13 @@ using torch::Tensor;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-torch::Dtype computing_type(const Tensor& x) {
-  return x.scalar_type() == torch::kDouble ? torch::kDouble : torch::kFloat;
-}
-
 // The tensors of a call as the kernels take them, which live as long as this.
 class DeviceCall {
  public:
   DeviceCall(const AttentionCall& call, const AttentionSizes& sizes)
       : heads_(sizes.heads),
         device_(call.queries.q.device()),
-        computing_(computing_type(call.queries.q)),
+        computing_(inner_dtype(call.queries.q)),
         lists_(device_lists(call, sizes)) {
     using cuda::kEnds, cuda::kPositions;
     const auto rows = [&](const Tensor& given, const char* name, int64_t count) {
@@ -232,9 +229,8 @@ class Gradient {
   const Tensor& row_bound() {
     if (row_bound_.defined()) return row_bound_;
     const auto longest = [](const Tensor& x) {
-      return x.numel() == 0
-                 ? torch::zeros({}, x.options().dtype(torch::kDouble))
-                 : x.to(computing_type(x)).norm(2, -1).max().to(torch::kDouble);
+      return x.numel() == 0 ? torch::zeros({}, x.options().dtype(torch::kDouble))
+                            : x.to(inner_dtype(x)).norm(2, -1).max().to(torch::kDouble);
     };
     Tensor value = longest(call_.sources[0].v);
     for (const Source& source : call_.sources)

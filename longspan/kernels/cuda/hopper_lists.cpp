@@ -276,10 +276,6 @@ HopperHostLists hopper_lists(HopperStep step, HopperKernel kernel, bool wide,
       for (size_t i = 0; i < own.size(); ++i)
         strip.tiles[i] = static_cast<int32_t>(own[i]);
       strip.first = static_cast<int64_t>(lists.entries.size());
-      for (const HopperEntry& entry : entries)
-        for (int32_t group = 0; group < shape.groups; ++group)
-          if (entry.tags[group] != HopperEntry::kNone)
-            lists.executed_tiles += shape.tiles;
       lists.entries.insert(lists.entries.end(), entries.begin(), entries.end());
       strip.end = static_cast<int64_t>(lists.entries.size());
       const int64_t length = strip.end - strip.first;

@@ -31,7 +31,6 @@ struct HopperHostLists {
   std::vector<HopperCut> cuts;
   int32_t piece_count = 0, cut_count = 0, parts = 0;
   bool is_even = false;
-  int64_t executed_tiles = 0;  // of 64 x 64 pairs, of one head of each pattern
 
   // All but pointers and `pattern`.
   HopperLists sizes() const;
