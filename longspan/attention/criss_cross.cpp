@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "longspan/attention/linear.h"
+#include "longspan/attention/linear_map.h"
 #include "longspan/attention/mechanism.h"
 #include "longspan/base/error.h"
 #include "longspan/base/shapes.h"

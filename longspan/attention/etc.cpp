@@ -13,7 +13,7 @@
 
 #include "longspan/attention/dense_reference.h"
 #include "longspan/attention/head_axis.h"
-#include "longspan/attention/linear.h"
+#include "longspan/attention/linear_map.h"
 #include "longspan/attention/mechanism.h"
 #include "longspan/attention/prepare.h"
 #include "longspan/base/error.h"

@@ -1,8 +1,11 @@
-// Between tokens of width H*w and heads of width w.
+// Between tokens of width H*w and heads of width w, and from heads of keys to those of
+// queries.
 
 #pragma once
 
 #include <torch/types.h>
+
+#include "longspan/kernels/total.h"
 
 namespace longspan {
 
@@ -14,6 +17,13 @@ inline torch::Tensor in_heads(const torch::Tensor& x, int64_t heads) {
 // [B, H, N, w] -> [B, N, H*w]
 inline torch::Tensor joined_heads(const torch::Tensor& x) {
   return x.transpose(1, 2).flatten(2);
+}
+
+// Weights [Hk, a, b] -> [heads, a, b]: each for the queries that share a head of keys.
+inline torch::Tensor of_query_heads(const torch::Tensor& x, int64_t heads) {
+  if (x.size(0) == heads) return x;
+  return spread(x.unsqueeze(1), {x.size(0), heads / x.size(0), x.size(1), x.size(2)})
+      .flatten(0, 1);
 }
 
 }  // namespace longspan

@@ -143,6 +143,9 @@ class Stack : public Part {
   Stream forward(const torch::Tensor& x, Pass& pass);
   Stream reference(const torch::Tensor& x, Pass& pass);
 
+  // Whether what comes out stands for no tokens of the sequence.
+  virtual bool makes_new_tokens() const { return false; }
+
  private:
   virtual Stream run(const torch::Tensor& x, Pass& pass) = 0;
   virtual Stream define(const torch::Tensor& x, Pass& pass) = 0;

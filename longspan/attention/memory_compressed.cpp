@@ -88,13 +88,9 @@ class MemoryCompressed final : public Attention {
     if (Record* const state = pass.state) {
       keep_keys(*state, torch::arange(groups * factor_, count));
       Record& past = state->part("groups");
-      const auto grown = [&](const char* name, Tensor& now, int64_t axis) {
-        if (past.get(name).defined()) now = torch::cat({past.get(name), now}, axis);
-        past.set(name, now);
-      };
-      grown("k", source.k, 2);
-      grown("v", source.v, 2);
-      grown("tokens", valid, 1);
+      source.k = past.grow("k", source.k, 2);
+      source.v = past.grow("v", source.v, 2);
+      valid = past.grow("tokens", valid, 1);
     }
     if (padded || pass.state) source.to = open_where(valid);
     if (causal)

@@ -23,6 +23,15 @@ void Record::set(std::string_view name, torch::Tensor value) {
   tensors_.insert_or_assign(std::string(name), std::move(value));
 }
 
+torch::Tensor Record::grow(std::string_view name, const torch::Tensor& more,
+                           int64_t axis) {
+  const torch::Tensor before = get(name);
+  const torch::Tensor all =
+      before.defined() ? torch::cat({before, more}, axis) : more;
+  set(name, all);
+  return all;
+}
+
 Record& Record::part(std::string_view name) {
   return parts_.try_emplace(std::string(name)).first->second;
 }

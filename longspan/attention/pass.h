@@ -47,6 +47,8 @@ class Record {
 
   torch::Tensor get(std::string_view name) const;  // undefined if never set
   void set(std::string_view name, torch::Tensor value);
+  // Appends `more` along `axis` to what is kept under that name; returns all of it.
+  torch::Tensor grow(std::string_view name, const torch::Tensor& more, int64_t axis);
   Record& part(std::string_view name);
 
   // Every tensor, by its full name ("inner.k").

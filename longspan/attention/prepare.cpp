@@ -54,14 +54,8 @@ Prepared prepare(const Tensor& q, const Tensor& k, const Tensor& v, Pass& pass) 
     require(state->tokens == 0 ||
                 state->get("positions").defined() == pass.positions.defined(),
             "positions must be given for all tokens of a decoding state or for none");
-    const auto grown = [&](const char* name, const Tensor& now) {
-      const Tensor past = state->get(name);
-      const Tensor all = past.defined() ? torch::cat({past, now}, 2) : now;
-      state->set(name, all);
-      return all;
-    };
-    source.k = grown("k", k);
-    source.v = grown("v", v);
+    source.k = state->grow("k", k, 2);
+    source.v = state->grow("v", v, 2);
     const auto known = [&](const char* name, const Tensor& now, int64_t usual) {
       return remembered(*state, name, now, examples, source.k.size(2) - count, count,
                         usual);

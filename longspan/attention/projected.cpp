@@ -40,7 +40,7 @@ Projected::Projected(std::shared_ptr<Attention> attention, const Sizes& sizes,
   const auto [projections, embedding] = std::pair(row.projections, sizes_.embedding);
   const bool has_global = attention_->has_global_projections();
   const auto linear = [&](const char* name, int64_t out, int64_t in) {
-    return make_linear(*this, name, out, in, options_.bias);
+    return make_linear(*this, name, out, in, options_.bias, options_.rank);
   };
   if (projections != Projections::v)
     q_ = linear("q", sizes_.heads * sizes_.head_width, embedding);
@@ -56,18 +56,19 @@ Projected::Projected(std::shared_ptr<Attention> attention, const Sizes& sizes,
 }
 
 Linear Projected::copied(const std::string& name, const Linear& from) {
-  Linear made{
-      .weight = register_parameter(name + "_weight", from.weight.detach().clone()),
-      .bias = {}};
-  if (options_.bias)
-    made.bias = register_parameter(name + "_bias", from.bias.detach().clone());
-  return made;
+  const auto copy = [&](const char* part, const Tensor& of) {
+    return of.defined() ? register_parameter(name + part, of.detach().clone()) : of;
+  };
+  return {.weight = copy("_weight", from.weight),
+          .bias = copy("_bias", from.bias),
+          .down = copy("_down", from.down)};
 }
 
 // Pays where there are more tokens than rows of weights to be put side by side. Kernels
 // want their rows to begin at multiples of 16 bytes.
 bool Projected::projects_together(const Tensor& x, const Pass& pass) const {
-  if (!x.is_cuda() || pass.crosses() || !q_.weight.defined() || !k_.weight.defined())
+  if (!x.is_cuda() || pass.crosses() || options_.rank > 0 || !q_.weight.defined() ||
+      !k_.weight.defined())
     return false;
   constexpr int64_t kAligned = 8;
   for (const Linear& map : {q_, k_, v_})
@@ -134,6 +135,9 @@ std::shared_ptr<Mixer> make_mixer(const Mechanism& mechanism, const Sizes& sizes
   if (std::holds_alternative<Mechanism::Make<Attention>>(mechanism.make))
     return std::make_shared<Projected>(
         make<Attention>(mechanism, sizes, settings, shared), sizes, options);
+  require(options.rank == 0, mechanism.name,
+          ": makes its own projections, of full rank, so rank must be 0, got ",
+          options.rank);
   return make<Mixer>(mechanism, sizes, settings, shared);
 }
 

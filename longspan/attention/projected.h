@@ -6,13 +6,14 @@
 
 #include <torch/types.h>
 
-#include "longspan/attention/linear.h"
+#include "longspan/attention/linear_map.h"
 #include "longspan/attention/mechanism.h"
 
 namespace longspan {
 
 struct ProjectionOptions {
   bool bias = false;  // of all projections, 0 at first
+  int64_t rank = 0;   // of all projections; 0: full
 };
 
 // Queries from x, keys and values from x or from pass.context, mixed by `attention`,
@@ -42,7 +43,8 @@ class Projected final : public Mixer {
   Linear global_q_, global_k_, global_v_;
 };
 
-// The mechanism as a Mixer, whether it is one or needs projections.
+// The mechanism as a Mixer, whether it is one or needs projections. One that is has
+// projections of full rank.
 std::shared_ptr<Mixer> make_mixer(const Mechanism& mechanism, const Sizes& sizes,
                                   const Value::Map& settings = {},
                                   const std::shared_ptr<Shared>& shared = nullptr,

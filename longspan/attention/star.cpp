@@ -11,7 +11,7 @@
 
 #include "longspan/attention/dense_reference.h"
 #include "longspan/attention/head_axis.h"
-#include "longspan/attention/linear.h"
+#include "longspan/attention/linear_map.h"
 #include "longspan/attention/mechanism.h"
 #include "longspan/attention/pattern_attention.h"
 #include "longspan/kernels/layer_norm.h"

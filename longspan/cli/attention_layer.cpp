@@ -11,33 +11,36 @@
 #include "longspan/attention/projected.h"
 #include "longspan/base/flops.h"
 #include "longspan/base/memory.h"
+#include "longspan/models/block.h"
 
 namespace longspan::cli {
 
 using torch::Tensor;
 
 AttentionLayer::AttentionLayer(const Mechanism& mechanism, const Value::Map& settings,
-                               Form form, int64_t length, const AttentionSetup& setup)
+                               Form form, int64_t length, const AttentionSetup& setup,
+                               int64_t blocks)
     : setup_(setup), mechanism_(mechanism) {
   torch::manual_seed(1);
   const Sizes sizes =
       Sizes{.heads = setup.heads, .head_width = setup.head_width, .longest = length}
           .completed();
   if (form == Form::heads)
-    attention_ = make<Attention>(mechanism, sizes, settings);
+    make_heads(settings, sizes);
   else
-    mixer_ = make_mixer(mechanism, sizes, settings);
-  torch::nn::Module& module =
-      attention_ ? static_cast<torch::nn::Module&>(*attention_) : *mixer_;
-  convert(module, setup.device, setup.type);
-  make_input(form, length, sizes.embedding);
-  for (const Tensor& parameter : module.parameters())
+    make_tokens(settings, sizes, form, blocks);
+  convert(*module_, setup.device, setup.type);
+  for (const Tensor& parameter : module_->parameters())
     if (parameter.requires_grad()) sources_.push_back(parameter);
+  constexpr int64_t kSideTokens = 16;
+  if (mechanism_.can.side)
+    side_ = torch::randn({setup_.batch, kSideTokens, sizes.embedding},
+                         tokens_.options().requires_grad(false));
 
   if (mechanism.can.carry != Carry::none) {
     const torch::NoGradGuard without_gradients;
     Pass earlier = new_pass(carried_);
-    forward(earlier);
+    forward_(earlier);
   }
   turn();
   const PeakBytes peak(setup.device);
@@ -48,27 +51,57 @@ AttentionLayer::AttentionLayer(const Mechanism& mechanism, const Value::Map& set
       static_cast<int>(std::clamp(std::ceil(kTurn / spent.wall), 1.0, kMostPasses));
 }
 
-void AttentionLayer::make_input(Form form, int64_t length, int64_t embedding) {
+Tensor AttentionLayer::input(at::IntArrayRef shape) {
   const auto options = torch::TensorOptions(setup_.type).device(setup_.device);
-  const auto input = [&](at::IntArrayRef shape) {
-    return sources_.emplace_back(
-        torch::randn(shape, options).requires_grad_(setup_.backward));
-  };
+  return sources_.emplace_back(
+      torch::randn(shape, options).requires_grad_(setup_.backward));
+}
+
+void AttentionLayer::make_heads(const Value::Map& settings, const Sizes& sizes) {
   const auto heads = [&] {
-    return input({setup_.batch, setup_.heads, length, setup_.head_width});
+    return input({setup_.batch, sizes.heads, sizes.longest, sizes.head_width});
   };
+  const auto attention = make<Attention>(mechanism_, sizes, settings);
+  Tensor q, k;
+  const Tensor v = tokens_ = heads();
+  const Projections projections = mechanism_.projections;
+  if (projections != Projections::v) q = heads();
+  if (projections != Projections::v) k = projections == Projections::qk_v ? q : heads();
+  forward_ = [=](Pass& pass) { return attention->forward(q, k, v, pass); };
+  module_ = attention;
+}
+
+void AttentionLayer::make_tokens(const Value::Map& settings, const Sizes& sizes,
+                                 Form form, int64_t blocks) {
+  const Tensor x = tokens_ = input({setup_.batch, sizes.longest, sizes.embedding});
   if (form == Form::tokens) {
-    x_ = input({setup_.batch, length, embedding});
+    const auto mixer = make_mixer(mechanism_, sizes, settings);
+    forward_ = [=](Pass& pass) { return mixer->forward(x, pass); };
+    module_ = mixer;
+  } else if (mechanism_.seam() == "stack") {
+    const auto stack = make<Stack>(mechanism_, sizes, settings);
+    forward_ = [=](Pass& pass) { return stack->forward(x, pass).x; };
+    module_ = stack;
   } else {
-    v_ = heads();
-    const Projections projections = mechanism_.projections;
-    if (projections != Projections::v) q_ = heads();
-    if (projections != Projections::v)
-      k_ = projections == Projections::qk_v ? q_ : heads();
+    std::vector<std::shared_ptr<Block>> all;
+    module_ = std::make_shared<torch::nn::Module>();
+    for (int64_t i = 0; i < blocks; ++i)
+      all.push_back(module_->register_module(
+          "block" + std::to_string(i),
+          std::make_shared<Block>(make_mixer(mechanism_, sizes, settings), sizes,
+                                  BlockOptions{})));
+    forward_ = [=](Pass& pass) {
+      Tensor y = x;
+      for (const auto& block : all) y = block->forward(y, pass);
+      return y;
+    };
   }
-  constexpr int64_t kSideTokens = 16;
-  if (mechanism_.can.side)
-    side_ = torch::randn({setup_.batch, kSideTokens, embedding}, options);
+}
+
+int64_t AttentionLayer::blocks() const {
+  return std::ranges::count_if(module_->modules(), [](const auto& part) {
+    return dynamic_cast<const Block*>(part.get()) != nullptr;
+  });
 }
 
 Pass AttentionLayer::new_pass(Record& carry) const {
@@ -78,17 +111,13 @@ Pass AttentionLayer::new_pass(Record& carry) const {
   pass.draw = Draw(1);
   pass.side.x = side_;
   if (mechanism_.can.global && setup_.global > 0) {
-    const Tensor& tokens = q_.defined() ? q_ : v_.defined() ? v_ : x_;
-    pass.mask.global = torch::zeros({setup_.batch, tokens.size(-2)},
-                                    tokens.options().dtype(torch::kBool));
+    pass.mask.global =
+        torch::zeros({setup_.batch, tokens_.size(-2)},
+                     torch::TensorOptions(setup_.device).dtype(torch::kBool));
     pass.mask.global.slice(1, 0, setup_.global).fill_(true);
   }
   if (mechanism_.can.carry != Carry::none) pass.carry = &carry;
   return pass;
-}
-
-Tensor AttentionLayer::forward(Pass& pass) const {
-  return attention_ ? attention_->forward(q_, k_, v_, pass) : mixer_->forward(x_, pass);
 }
 
 void AttentionLayer::backward(const Tensor& out, const Pass& pass) {
@@ -107,7 +136,7 @@ void AttentionLayer::run() {
   Record carry = carried_;
   Pass pass = new_pass(carry);
   const int64_t before = flops_counted();
-  const Tensor out = forward(pass);
+  const Tensor out = forward_(pass);
   flops_ = static_cast<double>(flops_counted() - before);
   if (setup_.backward) backward(out, pass);
 }

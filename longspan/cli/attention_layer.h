@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -23,14 +24,16 @@ struct AttentionSetup {
   torch::Dtype type = torch::kFloat;
 };
 
-// How an Attention is given: as it is, or as a Mixer between its projections.
-enum class Form { heads, tokens };
+// What is run: an Attention on heads; a Mixer, or an Attention between its projections,
+// on tokens; a Stack, or dense attention in as many blocks as a Stack has.
+enum class Form { heads, tokens, blocks };
 
 class AttentionLayer {
  public:
   // `setup` must outlive it. Runs it, so that what it keeps for later passes is there.
+  // `blocks`: how many, of dense attention as Form::blocks.
   AttentionLayer(const Mechanism& mechanism, const Value::Map& settings, Form form,
-                 int64_t length, const AttentionSetup& setup);
+                 int64_t length, const AttentionSetup& setup, int64_t blocks = 0);
 
   // As many passes as take a time that can be measured.
   void turn();
@@ -42,19 +45,23 @@ class AttentionLayer {
   // Most bytes of tensors at once in a pass, less those of the input.
   int64_t peak_bytes() const { return peak_bytes_; }
   double forward_flops() const { return flops_; }
+  int64_t blocks() const;  // of a Stack
 
  private:
-  void make_input(Form form, int64_t length, int64_t embedding);
+  void make_heads(const Value::Map& settings, const Sizes& sizes);
+  void make_tokens(const Value::Map& settings, const Sizes& sizes, Form form,
+                   int64_t blocks);
+  torch::Tensor input(at::IntArrayRef shape);
   Pass new_pass(Record& carry) const;
-  torch::Tensor forward(Pass& pass) const;
   void backward(const torch::Tensor& out, const Pass& pass);
   void run();
 
   const AttentionSetup& setup_;
   const Mechanism& mechanism_;
-  std::shared_ptr<Attention> attention_;  // or
-  std::shared_ptr<Mixer> mixer_;
-  torch::Tensor q_, k_, v_, x_, side_;
+  std::shared_ptr<torch::nn::Module> module_;
+  std::function<torch::Tensor(Pass&)> forward_;
+  torch::Tensor tokens_;  // one of the inputs
+  torch::Tensor side_;
   std::vector<torch::Tensor> sources_;    // inputs and parameters that have gradients
   std::vector<torch::Tensor> gradients_;  // of the outputs
   Record carried_;                        // from an earlier pass

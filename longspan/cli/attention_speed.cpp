@@ -14,9 +14,8 @@ namespace {
 constexpr double kWithBackward = 3.5;  // times the FLOPs of forward, for softmax
 
 Form form_of(const Mechanism& mechanism) {
-  const bool is_attention =
-      std::holds_alternative<Mechanism::Make<Attention>>(mechanism.make);
-  return is_attention ? Form::heads : Form::tokens;
+  if (mechanism.seam() == "stack") return Form::blocks;
+  return mechanism.seam() == "attention" ? Form::heads : Form::tokens;
 }
 
 // Freed memory is kept up to what lived at once: let all find theirs again.
@@ -54,8 +53,8 @@ AttentionLayer AttentionBench::layer(int64_t length) const {
   return {mechanism_, settings_, form_of(mechanism_), length, setup_};
 }
 
-AttentionLayer AttentionBench::dense_layer(int64_t length) const {
-  return {catalogue::dense, {}, form_of(mechanism_), length, setup_};
+AttentionLayer AttentionBench::dense_layer(int64_t length, int64_t blocks) const {
+  return {catalogue::dense, {}, form_of(mechanism_), length, setup_, blocks};
 }
 
 Spent AttentionBench::timed(AttentionLayer& layer) const {
@@ -70,7 +69,7 @@ AttentionSpeed AttentionBench::measured(int64_t length) {
   const bool is_dense = &mechanism_ == &catalogue::dense;
   const bool with_dense = length <= turns_.dense_until;
   if (is_dense && !with_dense) {
-    extrapolate_dense(speed);
+    extrapolate_dense(speed, /*blocks=*/0);
     speed.ours = speed.dense;
     speed.ratio = {1, 1};
     return speed;
@@ -83,7 +82,7 @@ AttentionSpeed AttentionBench::measured(int64_t length) {
     speed.dense_peak_bytes = speed.peak_bytes;
     speed.ratio = {1, 1};
   } else if (with_dense) {
-    AttentionLayer dense = dense_layer(length);
+    AttentionLayer dense = dense_layer(length, ours.blocks());
     speed.dense_peak_bytes = dense.peak_bytes();
     keep_memory(speed.peak_bytes + speed.dense_peak_bytes, setup_.device);
     const Interleaved times =
@@ -94,7 +93,7 @@ AttentionSpeed AttentionBench::measured(int64_t length) {
     speed.ratio = {scale * times.ratio.wall, scale * times.ratio.cpu};
   } else {
     speed.ours = timed(ours);
-    extrapolate_dense(speed);
+    extrapolate_dense(speed, ours.blocks());
     speed.ratio = {speed.dense.wall / speed.ours.wall,
                    speed.dense.cpu / speed.ours.cpu};
   }
@@ -105,10 +104,10 @@ AttentionSpeed AttentionBench::measured(int64_t length) {
   return speed;
 }
 
-void AttentionBench::extrapolate_dense(AttentionSpeed& speed) {
+void AttentionBench::extrapolate_dense(AttentionSpeed& speed, int64_t blocks) {
   auto& [length, spent] = longest_dense_;
   if (length == 0) {
-    AttentionLayer dense = dense_layer(turns_.dense_until);
+    AttentionLayer dense = dense_layer(turns_.dense_until, blocks);
     length = turns_.dense_until;
     spent = timed(dense);
   }

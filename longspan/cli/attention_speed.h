@@ -31,7 +31,8 @@ struct Turns {
 };
 
 // Measures an Attention on q, k and v beside dense attention on such, a Mixer on x
-// beside dense attention between projections.
+// beside dense attention between projections, a Stack beside as many blocks of dense
+// attention as it has.
 class AttentionBench {
  public:
   AttentionBench(const Mechanism& mechanism, Value::Map settings,
@@ -42,10 +43,10 @@ class AttentionBench {
 
  private:
   AttentionLayer layer(int64_t length) const;
-  AttentionLayer dense_layer(int64_t length) const;
+  AttentionLayer dense_layer(int64_t length, int64_t blocks) const;
   // The medians of `layer` alone.
   Spent timed(AttentionLayer& layer) const;
-  void extrapolate_dense(AttentionSpeed& speed);
+  void extrapolate_dense(AttentionSpeed& speed, int64_t blocks);
 
   const Mechanism& mechanism_;
   Value::Map settings_;

@@ -46,9 +46,8 @@ std::vector<Candidate> candidates(const AttentionOptions& options) {
   for (const Value& value : list_of("--mechanisms", options.mechanisms)) {
     auto [name, given] = Chosen::from(value, "--mechanisms");
     const Mechanism& row = find_mechanism(name);
-    require(row.seam() == "attention" || row.seam() == "mixer", row.name,
-            ": fills the seam ", row.seam(),
-            ", but only attention and mixer can be measured beside dense attention");
+    require(row.seam() != "feed_forward", row.name,
+            ": is a feed_forward, which cannot be measured beside dense attention");
     if (!options.preset.empty()) given.merge(preset(row, options.preset));
     const auto complete = Settings::complete(row.name, row.settings, given);
     found.push_back({row, given, complete.values()});
@@ -140,7 +139,9 @@ void add_bench_attention(CLI::App& bench) {
       "softmax attention needs. Memory is the most that the tensors of a pass take at\n"
       "once beside its input, not counting what earlier passes left for later ones,\n"
       "such as layouts. A mechanism that fills the seam mixer is run on x [B, N, E],\n"
-      "and dense attention then between projections.\n\n"
+      "and dense attention then between projections; beside a stack stand as many "
+      "blocks\n"
+      "of dense attention, with their feed-forwards, as it has.\n\n"
       "Examples:\n"
       "  longspan bench attention --mechanisms dense --lengths 512,1024,2048 --causal\n"
       "  longspan bench attention --lengths 1024,4096,16384,65536 --backward \\\n"

@@ -16,7 +16,7 @@ namespace {
 
 void print(const Mechanism& mechanism) {
   const auto line = [](std::string_view label, const auto& value) {
-    std::cout << "  " << std::left << std::setw(13) << label << value << '\n';
+    std::cout << "  " << std::left << std::setw(12) << label << ' ' << value << '\n';
   };
   std::cout << mechanism.name << ": " << mechanism.summary << '\n';
   line("paper", mechanism.paper);
@@ -41,8 +41,9 @@ void print(const Mechanism& mechanism) {
   }
   std::cout << "  settings\n";
   for (const Setting& setting : mechanism.settings) {
-    std::cout << "    " << std::left << std::setw(16) << setting.name << setting.help
-              << " (" << name(setting.kind) << ", " << setting.standard << ")\n";
+    std::cout << "    " << std::left << std::setw(15) << setting.name << ' '
+              << setting.help << " (" << name(setting.kind) << ", " << setting.standard
+              << ")\n";
   }
   for (const Preset& preset : mechanism.presets)
     line("preset " + std::string(preset.name), preset.settings);

@@ -516,7 +516,8 @@ Verdict decodes_step_by_step(const Mechanism& mechanism, torch::Device device) {
     return breaches.verdict();
   }
   // Tokens come in the order of causality, after one batch before.
-  const Tensor order = subject.ranks(kTokens).argsort(), all = torch::arange(kTokens);
+  const Tensor ranks = subject.ranks(kTokens), order = ranks.argsort(),
+               all = torch::arange(kTokens);
   const Tensors inputs = subject.inputs(kExamples, kTokens);
   const Record carried = subject.carried(pass_of(true), kExamples);
   const auto fed = [&](const Tensor& tokens, const Tensor& keys, const Extra& extra,
@@ -526,10 +527,12 @@ Verdict decodes_step_by_step(const Mechanism& mechanism, torch::Device device) {
     pass.state = state;
     if (mechanism.can.carry != Carry::none) pass.carry = &carry;
     extra.give(pass, tokens, keys);
-    return subject.run(at_tokens(inputs, tokens), pass).x;
+    return subject.run(at_tokens(inputs, tokens), pass);
   };
   for (const Extra& extra : extras(subject, kTokens)) {
-    const Tensor parallel = at_tokens(fed(all, all, extra, nullptr), order);
+    // A stack may give rows of some tokens at once, of all when they come one by one.
+    const Subject::Output parallel = fed(all, all, extra, nullptr);
+    const Tensor compared = ranks.index_select(0, parallel.tokens);
     // Prefill, then pieces of `step` tokens.
     const std::pair<int64_t, int64_t> plans[] = {{0, 1},  {1, 1}, {7, 1},   {64, 1},
                                                  {65, 1}, {3, 5}, {32, 32}, {70, 1}};
@@ -538,12 +541,13 @@ Verdict decodes_step_by_step(const Mechanism& mechanism, torch::Device device) {
       Tensors outs;
       const auto feed = [&](int64_t from, int64_t to) {
         outs.push_back(
-            fed(order.slice(0, from, to), order.slice(0, 0, to), extra, &state));
+            fed(order.slice(0, from, to), order.slice(0, 0, to), extra, &state).x);
       };
       if (prefill > 0) feed(0, prefill);
       for (int64_t at = prefill; at < kTokens; at += step)
         feed(at, std::min(at + step, kTokens));
-      const double error = relative_error(torch::cat(outs, -2), parallel);
+      const double error =
+          relative_error(at_tokens(torch::cat(outs, -2), compared), parallel.x);
       if (!(error <= kRounding))
         breaches.add("prefill of ", prefill, " and steps of ", step, " differ by ",
                      error, " from the whole", extra.name);
@@ -653,9 +657,12 @@ Verdict serves_every_type(const Mechanism& mechanism, torch::Device device) {
     // The exact results are for the parameters and inputs as rounded.
     const Subject high(mechanism, {.device = device, .head_width = 16});
     copy_tensors(low, high);
-    // By result, the largest of all cases: one number alone is exact by luck.
+    // By result, over all cases: the largest that plain operations make, for one number
+    // alone is exact by luck, and the largest but one of the fast form, for where a
+    // function has a kink rounding alone may decide a slope; that one less strictly.
     struct Errors {
       double fast = 0, plain = 0, rounding = 0;
+      double worst = 0;  // of the fast form
     };
     std::vector<Errors> errors;
     for (const bool causal : forms(mechanism)) {
@@ -681,12 +688,13 @@ Verdict serves_every_type(const Mechanism& mechanism, torch::Device device) {
           // A pattern chosen in double may be another one; the type's own is the judge.
           const Tensor& judge = mechanism.by_content ? plain[i] : exact[i];
           // What is small because large terms cancel is as inexact as those.
-          const Errors now{
-              relative_error(fast[i], judge), relative_error(plain[i], exact[i]),
-              4 * unit_of(type) * largest / (size_of(exact[i]) + kLeastSize)};
-          errors[i] = {std::max(errors[i].fast, now.fast),
-                       std::max(errors[i].plain, now.plain),
-                       std::max(errors[i].rounding, now.rounding)};
+          Errors& all = errors[i];
+          const double now = relative_error(fast[i], judge);
+          all.fast = std::max(all.fast, std::min(now, all.worst));
+          all.worst = std::max(all.worst, now);
+          all.plain = std::max(all.plain, relative_error(plain[i], exact[i]));
+          all.rounding = std::max(all.rounding, 4 * unit_of(type) * largest /
+                                                    (size_of(exact[i]) + kLeastSize));
         }
       }
     }
@@ -697,10 +705,12 @@ Verdict serves_every_type(const Mechanism& mechanism, torch::Device device) {
       const double allowed = mechanism.by_content
                                  ? by_type
                                  : 2 * errors[i].plain + 1e-7 + errors[i].rounding;
-      if (!(errors[i].fast <= allowed))
+      constexpr double kAtAKink = 10;
+      if (!(errors[i].fast <= allowed && errors[i].worst <= kAtAKink * allowed))
         breaches.add(i == 0 ? "output" : "a gradient", " in ", type, " on ",
-                     device.str(), " is off by ", errors[i].fast, ", allowed are ",
-                     allowed);
+                     device.str(), " is off by ", errors[i].fast, ", and once by ",
+                     errors[i].worst, ", allowed are ", allowed, " and once ",
+                     kAtAKink * allowed);
     }
   }
   return breaches.verdict();

@@ -126,6 +126,38 @@ std::vector<Tensor*> AttentionCall::integers() {
   return all;
 }
 
+std::vector<Tensor*> AttentionCall::tensors() {
+  std::vector<Tensor*> all = learned();
+  for (Tensor* tensor : integers()) all.push_back(tensor);
+  return all;
+}
+
+KeptCall::KeptCall(AttentionCall given) : call(std::move(given)) {
+  for (Tensor* tensor : call.tensors()) *tensor = torch::empty({0});
+}
+
+AttentionCall KeptCall::with(const std::vector<Tensor>& tensors) const {
+  AttentionCall whole = call;
+  const std::vector<Tensor*> places = whole.tensors();
+  for (size_t i = 0; i < places.size(); ++i) *places[i] = tensors[i];
+  return whole;
+}
+
+int64_t visited_pairs(const Queries& queries, const Source& source,
+                      const AttentionSizes& sizes) {
+  if (!source.layout)
+    return sizes.examples * sizes.heads * places(queries.rows, sizes.queries) *
+           places(source.rows, source.k.size(2));
+  std::vector<int64_t> each;
+  for (int64_t pattern = 0; pattern < source.layout->patterns(); ++pattern)
+    each.push_back(source.layout->pairs(pattern));
+  int64_t pairs = 0;
+  for (int64_t example = 0; example < sizes.examples; ++example)
+    for (int64_t head = 0; head < sizes.heads; ++head)
+      pairs += each[source.layout->pattern_of(example, head)];
+  return pairs;
+}
+
 AttentionSizes check(const AttentionCall& call) {
   const auto& [queries, sources, options] = call;
   const Tensor& q = queries.q;

@@ -20,48 +20,6 @@ using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The pairs of places that the layout of a source shows, over all examples and heads.
-int64_t visited_pairs(const Queries& queries, const Source& source,
-                      const AttentionSizes& sizes) {
-  const auto places = [](const Tensor& rows, int64_t count) {
-    return rows.defined() ? rows.size(-1) : count;
-  };
-  if (!source.layout)
-    return sizes.examples * sizes.heads * places(queries.rows, sizes.queries) *
-           places(source.rows, source.k.size(2));
-  std::vector<int64_t> each;
-  for (int64_t pattern = 0; pattern < source.layout->patterns(); ++pattern)
-    each.push_back(source.layout->pairs(pattern));
-  int64_t pairs = 0;
-  for (int64_t example = 0; example < sizes.examples; ++example)
-    for (int64_t head = 0; head < sizes.heads; ++head)
-      pairs += each[source.layout->pattern_of(example, head)];
-  return pairs;
-}
-
-// The tensors of a call, all of which autograd keeps: it notices when one is changed.
-std::vector<Tensor*> tensors_of(AttentionCall& call) {
-  std::vector<Tensor*> all = call.learned();
-  for (Tensor* tensor : call.integers()) all.push_back(tensor);
-  return all;
-}
-
-// A call without its tensors.
-struct KeptCall : torch::CustomClassHolder {
-  explicit KeptCall(AttentionCall given) : call(std::move(given)) {
-    for (Tensor* tensor : tensors_of(call)) *tensor = torch::empty({0});
-  }
-
-  AttentionCall with(const variable_list& tensors) const {
-    AttentionCall whole = call;
-    const std::vector<Tensor*> places = tensors_of(whole);
-    for (size_t i = 0; i < places.size(); ++i) *places[i] = tensors[i];
-    return whole;
-  }
-
-  AttentionCall call;
-};
-
 class BlockAttentionFunction
     : public torch::autograd::Function<BlockAttentionFunction> {
  public:
@@ -70,7 +28,7 @@ class BlockAttentionFunction
                                at::TensorList) {
     const Attended result = fused_attention(call);
     variable_list kept;
-    for (const Tensor* tensor : tensors_of(call)) kept.push_back(*tensor);
+    for (const Tensor* tensor : call.tensors()) kept.push_back(*tensor);
     kept.push_back(result.out);
     kept.push_back(result.lse);
     context->save_for_backward(kept);

@@ -104,7 +104,8 @@ Bias gathered(const Bias& bias, const Tensor& query_rows, const Tensor& key_rows
   return taken;
 }
 
-// 0 or 1 / (1 - p) for every pair [B, H, S, T]; rows are those of q and of k.
+}  // namespace
+
 Tensor dropout_factors(const Dropout& dropout, const Tensor& query_rows,
                        const Tensor& key_rows, int64_t source,
                        const AttentionSizes& sizes) {
@@ -122,8 +123,6 @@ Tensor dropout_factors(const Dropout& dropout, const Tensor& query_rows,
              .to(torch::kDouble) /
          (1 - dropout.probability);
 }
-
-}  // namespace
 
 Tensor bias_scores(const Bias& bias, const Tensor& q, double scale,
                    const Tensor& query_positions, const Tensor& key_positions) {

@@ -25,9 +25,7 @@ Block::Block(std::shared_ptr<Mixer> mixer, const Sizes& sizes,
     : options_(options) {
   mixer_ = register_module("mixer", std::move(mixer));
   const auto& [row, keeps] = std::tie(mixer_->mechanism(), mixer_->mechanism().keeps);
-  require(options.attention_dropout == 0 || row.can.dropout, row.name,
-          ": drops no attention weights, so attention_dropout must be 0, got ",
-          options.attention_dropout);
+  change(options.activation, options.dropout, options.attention_dropout);
   const int64_t embedding = sizes.embedding, inner = sizes.inner;
   const char* const names[] = {"mixer", "feed_forward"};
   for (int part = 0; part < 2; ++part) {
@@ -41,19 +39,28 @@ Block::Block(std::shared_ptr<Mixer> mixer, const Sizes& sizes,
       behind_[part] = make(names[part] + std::string("_norm_behind"));
   }
   if (!keeps.feed_forward) return;
-  in_weight_ = register_parameter("in_weight", torch::empty({inner, embedding}));
-  in_bias_ = register_parameter("in_bias", torch::empty(inner));
-  out_weight_ = register_parameter("out_weight", torch::empty({embedding, inner}));
-  out_bias_ = register_parameter("out_bias", torch::empty(embedding));
-  for (const Tensor& weight : {in_weight_, out_weight_})
-    torch::nn::init::xavier_uniform_(weight);
-  for (const Tensor& bias : {in_bias_, out_bias_})
+  in_ = make_linear(*this, "in", inner, embedding, /*has_bias=*/true, options.rank);
+  out_ = make_linear(*this, "out", embedding, inner, /*has_bias=*/true, options.rank);
+  for (const Tensor& bias : {in_.bias, out_.bias})
     torch::nn::init::normal_(bias, 0, 1e-6);
+}
+
+void Block::change(Activation activation, double dropout, double attention_dropout) {
+  require(attention_dropout == 0 || mechanism().can.dropout, mechanism().name,
+          ": drops no attention weights, so attention_dropout must be 0, got ",
+          attention_dropout);
+  options_.activation = activation;
+  options_.dropout = dropout;
+  options_.attention_dropout = attention_dropout;
 }
 
 Tensor Block::dropped(const Tensor& x, Pass& pass) const {
   const Key key = pass.draw.key();
   return pass.training && options_.dropout > 0 ? dropout(x, options_.dropout, key) : x;
+}
+
+Tensor Block::mixer_input(const Tensor& x) const {
+  return norms_[0] && options_.norm != Norm::post ? norms_[0]->forward(x) : x;
 }
 
 template <class Work>
@@ -68,9 +75,9 @@ Tensor Block::around(const Tensor& x, int64_t part, bool residual, bool norm,
 }
 
 Tensor Block::feed_forward(const Tensor& x, Pass& pass) {
-  const Tensor inner =
-      activate(longspan::linear(x, in_weight_), in_bias_, options_.activation);
-  return longspan::linear(dropped(inner, pass), out_weight_, out_bias_);
+  const Linear in{.weight = in_.weight, .down = in_.down};  // the bias comes after
+  const Tensor inner = activate(in(x), in_.bias, options_.activation);
+  return out_(dropped(inner, pass));
 }
 
 template <class Mix>

@@ -8,6 +8,7 @@
 
 #include <torch/nn/module.h>
 
+#include "longspan/attention/linear_map.h"
 #include "longspan/attention/mechanism.h"
 #include "longspan/kernels/activation.h"
 
@@ -25,6 +26,7 @@ struct BlockOptions {
   double dropout = 0;
   double attention_dropout = 0;
   double norm_epsilon = 1e-6;
+  int64_t rank = 0;  // of the feed-forward's maps; 0: full
 };
 
 // The scale and shift of layer_norm().
@@ -47,7 +49,14 @@ class Block : public torch::nn::Module {
   // The same with the mixer by its definition.
   torch::Tensor reference(const torch::Tensor& x, Pass& pass);
 
+  // What the mixer is given of x: for tokens beside the layer's own that it should see
+  // alike.
+  torch::Tensor mixer_input(const torch::Tensor& x) const;
+
   const Mechanism& mechanism() const { return mixer_->mechanism(); }
+
+  // For blocks that a Stack made: drops so much, and has this activation.
+  void change(Activation activation, double dropout, double attention_dropout);
 
  private:
   template <class Mix>
@@ -64,7 +73,7 @@ class Block : public torch::nn::Module {
   // Before (or, post-norm, after) the mixer and the feed-forward; behind them in a
   // sandwich.
   std::shared_ptr<LayerNorm> norms_[2], behind_[2];
-  torch::Tensor in_weight_, in_bias_, out_weight_, out_bias_;
+  Linear in_, out_;
 };
 
 }  // namespace longspan

@@ -2,7 +2,9 @@
 
 #include <cmath>
 
-#include "longspan/attention/linear.h"
+#include <torch/nn/init.h>
+
+#include "longspan/attention/linear_map.h"
 #include "longspan/base/error.h"
 #include "longspan/base/flops.h"
 #include "longspan/kernels/activation.h"
@@ -35,9 +37,17 @@ Classifier::Classifier(const EncoderOptions& options, int64_t ids, int64_t longe
                        int64_t classes)
     : mean_(options.pooling == "mean") {
   require(classes >= 2, "a classifier needs two classes or more, got ", classes);
+  const bool by_attention = options.pooling == "pma";
   encoder_ = register_module(
-      "encoder", std::make_shared<Encoder>(options, ids, longest, /*cls=*/!mean_));
+      "encoder", std::make_shared<Encoder>(options, ids, longest,
+                                           /*cls=*/!mean_ && !by_attention));
   int64_t width = encoder_->sizes().embedding;
+  if (by_attention) {
+    pool_ = register_module("pool", std::make_shared<MultiheadBlock>(
+                                        encoder_->sizes(), MultiheadBlock::Options()));
+    seed_ = register_parameter("seed", torch::empty({1, 1, width}));
+    torch::nn::init::xavier_uniform_(seed_[0]);
+  }
   if (options.head == "mlp") {
     const int64_t inner = encoder_->sizes().inner;
     hidden_weight_ = register_parameter("hidden_weight", lecun_normal(inner, width));
@@ -48,9 +58,15 @@ Classifier::Classifier(const EncoderOptions& options, int64_t ids, int64_t longe
   out_bias_ = register_parameter("out_bias", torch::zeros(classes));
 }
 
+Tensor Classifier::pooled(const Stream& tokens) const {
+  const auto& [x, real, positions] = tokens;
+  if (mean_) return masked_mean(x, real);
+  if (pool_) return pool_->forward(seed_, x, real).squeeze(1);
+  return x.select(1, 0);
+}
+
 Tensor Classifier::forward(const Tensor& ids, const Tensor& tokens, Pass& pass) {
-  const Stream out = encoder_->forward(ids, tokens, pass);
-  Tensor x = mean_ ? masked_mean(out.x, out.tokens) : out.x.select(1, 0);
+  Tensor x = pooled(encoder_->forward(ids, tokens, pass));
   if (hidden_weight_.defined())
     x = activate(longspan::linear(x, hidden_weight_), hidden_bias_, Activation::relu);
   return longspan::linear(at_least_float(x), at_least_float(out_weight_),

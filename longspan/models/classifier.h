@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "longspan/attention/multihead_block.h"
 #include "longspan/models/encoder.h"
 
 namespace longspan {
@@ -20,8 +21,14 @@ class Classifier : public torch::nn::Module {
                         Pass& pass);
 
  private:
+  // [B, E], of the tokens that count.
+  torch::Tensor pooled(const Stream& tokens) const;
+
   bool mean_;  // pooling
   std::shared_ptr<Encoder> encoder_;
+  // Pooling by attention, with one seed: Lee et al. 2019, arXiv:1810.00825.
+  std::shared_ptr<MultiheadBlock> pool_;
+  torch::Tensor seed_;                         // [1, 1, E]
   torch::Tensor hidden_weight_, hidden_bias_;  // of a head with two layers
   torch::Tensor out_weight_, out_bias_;
 };

@@ -7,14 +7,14 @@
 
 #include <torch/nn/init.h>
 
-#include "longspan/attention/linear.h"
+#include "longspan/attention/linear_map.h"
 #include "longspan/attention/projected.h"
 #include "longspan/base/error.h"
 #include "longspan/base/shapes.h"
 #include "longspan/base/words.h"
 #include "longspan/kernels/dropout.h"
+#include "longspan/kernels/recompute.h"
 #include "longspan/kernels/total.h"
-#include "longspan/models/recompute.h"
 
 namespace longspan {
 namespace {
@@ -52,10 +52,40 @@ std::pair<int64_t, int64_t> layers_at(const Value& at, int64_t layers) {
   return {first, last};
 }
 
+// What a layer must not see: the draws of other layers, and a second stream if it has
+// none, which goes past it.
+class InLayer {
+ public:
+  InLayer(Pass& pass, int64_t layer, const Mechanism& mechanism)
+      : pass_(pass), passes_by_(!mechanism.can.side) {
+    pass.draw.enter(layer + 1);
+    if (passes_by_) std::swap(passed_by_, pass.side);
+  }
+  ~InLayer() {
+    if (passes_by_) std::swap(passed_by_, pass_.side);
+  }
+  InLayer(const InLayer&) = delete;
+  InLayer& operator=(const InLayer&) = delete;
+
+ private:
+  Pass& pass_;
+  bool passes_by_;
+  Stream passed_by_;
+};
+
+Tensor through(Block& block, int64_t layer, const Tensor& x, Pass& pass) {
+  const InLayer entered(pass, layer, block.mechanism());
+  return block.forward(x, pass);
+}
+
 // The mechanism of every layer.
 std::vector<Chosen> mechanisms_of(const EncoderOptions& options) {
-  std::vector<Chosen> chosen(static_cast<size_t>(options.layers),
-                             Chosen::from(options.attention, "model.attention"));
+  const Chosen usual = Chosen::from(options.attention, "model.attention");
+  require(options.layers == 1 || find_mechanism(usual.name).seam() != "stack",
+          "model.layers must be 1 where model.attention is ", usual.name,
+          ", a stack that says itself how many layers it has, got ", options.layers,
+          "; model.by_layer puts one among other layers");
+  std::vector<Chosen> chosen(static_cast<size_t>(options.layers), usual);
   const auto* by_layer = options.by_layer.as<Value::List>();
   require(by_layer != nullptr,
           "model.by_layer must be a list of {at: .., attention: ..}", ", got ",
@@ -128,10 +158,18 @@ Fields fields(EncoderOptions& o) {
       {"activation", &o.activation, "inside the feed-forward", "gelu|gelu_tanh|relu"},
       {"positions", &o.positions, "added to the embeddings", "sinusoidal|learned|none"},
       {"pooling", &o.pooling,
-       "what the classifier reads: a learned token at the front, or the mean of all",
-       "cls|mean"},
+       "what the classifier reads: a learned token at the front, the mean of all, or "
+       "what a learned query finds in all by attention",
+       "cls|mean|pma"},
       {"head", &o.head, "the classifier: two layers with ReLU, or one", "mlp|linear"},
       {"projection_bias", &o.projection_bias, "biases of the attention's projections"},
+      {"rank",
+       &o.rank,
+       "of the linear maps of blocks, as products of two (Winata et al. 2020, "
+       "arXiv:1910.13923); 0: full",
+       {},
+       0,
+       1e6},
       {"norm_epsilon", &o.norm_epsilon, "added to the variance in layer norms", {}, 0},
       {"dropout", &o.dropout, "of embeddings and of what blocks add", {}, 0, 0.99},
       {"attention_dropout", &o.attention_dropout, "of attention weights", {}, 0, 0.99},
@@ -170,38 +208,66 @@ Encoder::Encoder(const EncoderOptions& options, int64_t ids, int64_t longest, bo
     positions_ =
         register_parameter("positions", torch::randn({longest_, width}) * 0.02);
 
-  const BlockOptions block{.norm = norm_called(options.norm),
-                           .activation = activation_called(options.activation),
-                           .dropout = options.dropout,
-                           .attention_dropout = options.attention_dropout,
-                           .norm_epsilon = options.norm_epsilon};
   shared_ = std::make_shared<Shared>();
   const auto chosen = mechanisms_of(options);
   for (int64_t layer = 0; layer < options.layers; ++layer) {
     const Chosen& mine = chosen[static_cast<size_t>(layer)];
     const Mechanism& row = find_mechanism(mine.name);
-    require(!std::holds_alternative<Mechanism::Make<Stack>>(row.make) &&
-                !std::holds_alternative<Mechanism::Make<FeedForward>>(row.make),
-            "model.attention: ", row.name, " is a ", row.seam(),
-            ", but a layer needs an attention or a mixer");
-    require(!options.recompute || !row.can.side, "model.recompute: ", row.name,
-            " hands on a second stream, which layers that are computed again do not");
     Value::Map settings =
         options.preset.empty() ? Value::Map{} : preset(row, options.preset);
     for (const auto& [name, value] : mine.settings)
       settings.insert_or_assign(name, value);
     Sizes sizes = sizes_;
     sizes.layer = layer;
-    blocks_.push_back(register_module(
-        "layer" + std::to_string(layer),
-        std::make_shared<Block>(make_mixer(row, sizes, settings, shared_,
-                                           {.bias = options.projection_bias}),
-                                sizes, block)));
+    layers_.push_back(make_layer(row, settings, sizes));
   }
   if (!shared_->empty()) register_module("shared", shared_);
-  if (block.norm != Norm::post)
+  if (options.norm != "post")
     norm_ = register_module("norm",
                             std::make_shared<LayerNorm>(width, options.norm_epsilon));
+}
+
+Encoder::Layer Encoder::make_layer(const Mechanism& row, const Value::Map& settings,
+                                   const Sizes& sizes) {
+  const BlockOptions block{.norm = norm_called(options_.norm),
+                           .activation = activation_called(options_.activation),
+                           .dropout = options_.dropout,
+                           .attention_dropout = options_.attention_dropout,
+                           .norm_epsilon = options_.norm_epsilon,
+                           .rank = options_.rank};
+  const ProjectionOptions projections{.bias = options_.projection_bias,
+                                      .rank = options_.rank};
+  const std::string name = "layer" + std::to_string(sizes.layer);
+  require(row.can.causal != Causal::always, "model.attention: ", row.name,
+          " has only a causal form, but an encoder is not causal");
+  if (row.seam() != "stack") {
+    require(row.seam() != "feed_forward", "model.attention: ", row.name,
+            " is a feed_forward, but a layer needs an attention, a mixer or a stack");
+    require(!options_.recompute || !row.can.side, "model.recompute: ", row.name,
+            " hands on a second stream, which layers that are computed again do not");
+    return {.block = register_module(
+                name, std::make_shared<Block>(
+                          make_mixer(row, sizes, settings, shared_, projections), sizes,
+                          block))};
+  }
+  const auto own = [&](const char* option, bool is_usual) {
+    require(is_usual, "model.", option, ": ", row.name,
+            " is a stack of layers of its own, which take no other than the standard ",
+            "value");
+  };
+  const EncoderOptions usual;
+  own("norm", options_.norm == usual.norm);
+  own("norm_epsilon", options_.norm_epsilon == usual.norm_epsilon);
+  own("projection_bias", options_.projection_bias == usual.projection_bias);
+  own("rank", options_.rank == usual.rank);
+  own("recompute", options_.recompute == usual.recompute);
+  const auto stack = register_module(name, make<Stack>(row, sizes, settings, shared_));
+  require(!cls_.defined() || !stack->makes_new_tokens(), "model.pooling: ", row.name,
+          " leaves no token in front that cls could be read from; use mean");
+  for (const auto& part : stack->modules())
+    if (auto* const inner = dynamic_cast<Block*>(part.get()))
+      inner->change(block.activation, block.dropout, block.attention_dropout);
+  return {.stack = stack};
 }
 
 Tensor Encoder::positions(int64_t count, const Tensor& like) {
@@ -233,6 +299,36 @@ Tensor Encoder::embedded(const Tensor& ids, Pass& pass) {
   return pass.training && options_.dropout > 0 ? dropout(x, options_.dropout, key) : x;
 }
 
+Tensor Encoder::recomputed(Block& block, int64_t layer, const Tensor& x, Pass& pass) {
+  require(
+      !pass.side.x.defined() && !pass.context.x.defined(),
+      "model.recompute: a second stream or a context is not carried through layers ",
+      "that are computed again");
+  const auto choices = std::make_shared<Record>();
+  const auto names = std::make_shared<std::vector<std::string>>();
+  Pass before = pass;
+  before.losses.clear();
+  before.choices = choices.get();
+  auto used = block.parameters();
+  for (const Tensor& parameter : shared_->parameters()) used.push_back(parameter);
+  const auto outs = recompute(
+      [=, &block](const std::vector<Tensor>& in, bool again) {
+        Pass inner = before;
+        inner.replay = again;
+        std::vector<Tensor> made = {through(block, layer, in[0], inner)};
+        names->clear();
+        for (const auto& [name, loss] : inner.losses) {
+          names->push_back(name);
+          made.push_back(loss);
+        }
+        (void)choices;  // kept alive
+        return made;
+      },
+      {x}, used);
+  for (size_t i = 0; i < names->size(); ++i) pass.add_loss((*names)[i], outs[i + 1]);
+  return outs[0];
+}
+
 Stream Encoder::forward(const Tensor& ids, const Tensor& tokens, Pass& pass) {
   require(ids.dim() == 2 && is_integer(ids) && tokens.sizes() == ids.sizes() &&
               tokens.scalar_type() == torch::kBool,
@@ -247,50 +343,23 @@ Stream Encoder::forward(const Tensor& ids, const Tensor& tokens, Pass& pass) {
   pass.mask.tokens = with_front(true, tokens);
   if (options_.global_tokens > 0)
     pass.mask.global = with_front(true, torch::zeros_like(tokens));
-  for (size_t layer = 0; layer < blocks_.size(); ++layer) {
-    Block& block = *blocks_[layer];
-    const auto through = [layer, &block](const Tensor& in, Pass& inner) {
-      inner.draw.enter(static_cast<int64_t>(layer) + 1);
-      Stream passed_by;  // a second stream goes past layers that have none
-      if (!block.mechanism().can.side) std::swap(passed_by, inner.side);
-      Tensor out = block.forward(in, inner);
-      if (!block.mechanism().can.side) std::swap(passed_by, inner.side);
-      return out;
-    };
-    if (!options_.recompute || !torch::GradMode::is_enabled()) {
-      x = through(x, pass);
-      continue;
-    }
-    require(
-        !pass.side.x.defined() && !pass.context.x.defined(),
-        "model.recompute: a second stream or a context is not carried through layers ",
-        "that are computed again");
-    const auto choices = std::make_shared<Record>();
-    const auto names = std::make_shared<std::vector<std::string>>();
-    Pass before = pass;
-    before.losses.clear();
-    before.choices = choices.get();
-    auto used = block.parameters();
-    for (const Tensor& parameter : shared_->parameters()) used.push_back(parameter);
-    const auto outs = recompute(
-        [=](const std::vector<Tensor>& in, bool again) {
-          Pass inner = before;
-          inner.replay = again;
-          std::vector<Tensor> made = {through(in[0], inner)};
-          names->clear();
-          for (const auto& [name, loss] : inner.losses) {
-            names->push_back(name);
-            made.push_back(loss);
-          }
-          (void)choices;  // kept alive
-          return made;
-        },
-        {x}, used);
-    x = outs[0];
-    for (size_t i = 0; i < names->size(); ++i) pass.add_loss((*names)[i], outs[i + 1]);
-  }
   Tensor kept = with_front(false, tokens);
   if (cls_.defined()) kept.select(1, 0).fill_(true);
+  for (int64_t layer = 0; layer < options_.layers; ++layer) {
+    const auto& [block, stack] = layers_[static_cast<size_t>(layer)];
+    if (block) {
+      const bool again = options_.recompute && torch::GradMode::is_enabled();
+      x = again ? recomputed(*block, layer, x, pass) : through(*block, layer, x, pass);
+      continue;
+    }
+    const InLayer entered(pass, layer, stack->mechanism());
+    pass.dropout = 0;  // the blocks inside say theirs
+    const Stream out = stack->forward(x, pass);
+    x = out.x;
+    kept = pass.mask.tokens =
+        out.tokens.defined() ? out.tokens
+                             : torch::ones({x.size(0), x.size(1)}, tokens.options());
+  }
   return {.x = norm_ ? norm_->forward(x) : x, .tokens = kept};
 }
 

@@ -33,6 +33,7 @@ struct EncoderOptions {
   std::string pooling = "cls";
   std::string head = "mlp";
   bool projection_bias = false;
+  int64_t rank = 0;
   double norm_epsilon = 1e-6;
   double dropout = 0.1;
   double attention_dropout = 0;
@@ -49,14 +50,24 @@ class Encoder : public torch::nn::Module {
   Encoder(const EncoderOptions& options, int64_t ids, int64_t longest, bool cls);
 
   // ids: [B, N] integer; tokens: [B, N] bool, false at padding. Returns the vectors
-  // [B, N', E] of the tokens in front and of all others, and their mask, false at
-  // padding and at the tokens in front but the one of `cls`.
+  // [B, N', E] of the tokens in front and of all others, or what a Stack made of them,
+  // and their mask, false at padding and at the tokens in front but the one of `cls`.
   Stream forward(const torch::Tensor& ids, const torch::Tensor& tokens, Pass& pass);
 
   const Sizes& sizes() const { return sizes_; }
 
  private:
+  // A layer is one of the two.
+  struct Layer {
+    std::shared_ptr<Block> block = nullptr;
+    std::shared_ptr<Stack> stack = nullptr;
+  };
+
+  Layer make_layer(const Mechanism& row, const Value::Map& settings,
+                   const Sizes& sizes);
   torch::Tensor embedded(const torch::Tensor& ids, Pass& pass);
+  torch::Tensor recomputed(Block& block, int64_t layer, const torch::Tensor& x,
+                           Pass& pass);
   torch::Tensor positions(int64_t count, const torch::Tensor& like);
 
   EncoderOptions options_;
@@ -64,7 +75,7 @@ class Encoder : public torch::nn::Module {
   int64_t longest_ = 0, front_ = 0;  // front_: learned tokens in front
   torch::Tensor embedding_, cls_, global_, positions_;
   std::shared_ptr<Shared> shared_;
-  std::vector<std::shared_ptr<Block>> blocks_;
+  std::vector<Layer> layers_;
   std::shared_ptr<LayerNorm> norm_;  // after the last block, unless it ends in one
 };
 

@@ -131,6 +131,46 @@ TEST(ContractOfSeams, SeesAStackLookAhead) {
   EXPECT_EQ(contract()[2].check(row, torch::kCPU).state, Verdict::State::broken);
 }
 
+// Each token with the one before it: rows of the last three at once, of all in steps.
+class LastRows : public Stack {
+ public:
+  explicit LastRows(const Sizes&) {}
+
+ protected:
+  virtual double forgotten() const { return 0; }
+
+ private:
+  Stream run(const Tensor& x, Pass& pass) override {
+    if (!pass.state) return define(x, pass);
+    const Tensor held = pass.state->get("last");
+    const Tensor before = held.defined() ? held : torch::zeros_like(x.slice(1, 0, 1));
+    pass.state->set("last", (1 - forgotten()) * x.slice(1, -1));
+    return {.x = x + torch::cat({before, x.slice(1, 0, -1)}, 1)};
+  }
+  Stream define(const Tensor& x, Pass&) override {
+    const int64_t count = x.size(1), first = std::max<int64_t>(count - 3, 0);
+    const Tensor before = torch::constant_pad_nd(x, {0, 0, 1, 0}).slice(1, 0, count);
+    return {.x = (x + before).slice(1, first),
+            .positions = torch::arange(first, count)};
+  }
+};
+
+class LastRowsThatForget final : public LastRows {
+  using LastRows::LastRows;
+  double forgotten() const override { return 1e-6; }
+};
+
+TEST(ContractOfSeams, ComparesStepsWithTheRowsThatAStackGives) {
+  Mechanism row = toy<Stack, LastRows>("last_rows");
+  row.can = {.causal = Causal::always, .padding = false, .decoding = true};
+  row.state_size = [](const Settings&, const Sizes& sizes, int64_t) {
+    return sizes.embedding;
+  };
+  expect_kept(row, /*refused=*/{3});
+  row.make = maker<Stack, LastRowsThatForget>();
+  EXPECT_EQ(contract()[5].check(row, torch::kCPU).state, Verdict::State::broken);
+}
+
 // Leaves padding to the seam.
 class IdentityStack final : public Stack {
  public:

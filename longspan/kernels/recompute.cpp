@@ -1,4 +1,4 @@
-#include "longspan/models/recompute.h"
+#include "longspan/kernels/recompute.h"
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>

@@ -1,4 +1,4 @@
-#include "longspan/models/recompute.h"
+#include "longspan/kernels/recompute.h"
 
 #include <gtest/gtest.h>
 

@@ -13,11 +13,14 @@
 namespace longspan {
 
 struct Linear {
-  torch::Tensor weight;     // [out, in]
+  torch::Tensor weight;     // [out, in]; after `down` [out, rank]
   torch::Tensor bias = {};  // [out], or undefined
+  // [rank, in], or undefined: what comes first, Winata et al. 2020, arXiv:1910.13923
+  torch::Tensor down = {};
 
   torch::Tensor operator()(const torch::Tensor& x) const {
-    return longspan::linear(x, weight, bias);
+    return longspan::linear(down.defined() ? longspan::linear(x, down) : x, weight,
+                            bias);
   }
 };
 
@@ -33,6 +36,7 @@ inline std::vector<torch::Tensor> together(const std::vector<Linear>& maps,
   std::vector<torch::Tensor> weights, biases;
   std::vector<int64_t> widths;
   for (const Linear& map : maps) {
+    TORCH_INTERNAL_ASSERT(!map.down.defined());
     weights.push_back(map.weight);
     if (map.bias.defined()) biases.push_back(map.bias);
     widths.push_back(map.weight.size(0));
@@ -42,13 +46,18 @@ inline std::vector<torch::Tensor> together(const std::vector<Linear>& maps,
   return longspan::linear(x, torch::cat(weights), bias).split_with_sizes(widths, -1);
 }
 
-// Parameters NAME_weight and, if it has one, NAME_bias of `owner`: Xavier-uniform, the
-// bias 0.
+// Parameters NAME_weight and, if it has them, NAME_bias and NAME_down of `owner`:
+// Xavier-uniform, the bias 0. `rank` 0: full.
 inline Linear make_linear(torch::nn::Module& owner, const std::string& name,
-                          int64_t out, int64_t in, bool has_bias) {
-  Linear made{.weight =
-                  owner.register_parameter(name + "_weight", torch::empty({out, in}))};
-  torch::nn::init::xavier_uniform_(made.weight);
+                          int64_t out, int64_t in, bool has_bias, int64_t rank = 0) {
+  const auto weight = [&](const char* part, int64_t rows, int64_t columns) {
+    torch::Tensor made =
+        owner.register_parameter(name + part, torch::empty({rows, columns}));
+    torch::nn::init::xavier_uniform_(made);
+    return made;
+  };
+  Linear made{.weight = weight("_weight", out, rank > 0 ? rank : in)};
+  if (rank > 0) made.down = weight("_down", rank, in);
   if (has_bias) made.bias = owner.register_parameter(name + "_bias", torch::zeros(out));
   return made;
 }
