@@ -1,6 +1,7 @@
 #include "longspan/models/encoder.h"
 
 #include <cmath>
+#include <regex>
 
 #include <gtest/gtest.h>
 
@@ -221,7 +222,7 @@ TEST(Encoder, RecomputesToTheSameBits) {
 }
 
 TEST(Encoder, GivesTheSameBitsOnAnyNumberOfThreads) {
-  for (const char* pooling : {"cls", "mean"}) {
+  for (const char* pooling : {"cls", "mean", "pma"}) {
     EncoderOptions options = with_dropout();
     options.embedding = 48;
     options.inner = 100;
@@ -248,6 +249,98 @@ TEST(Encoder, DrawsOtherDropoutForOtherSteps) {
   }
   EXPECT_TRUE(torch::equal(outs[0], outs[1]));
   EXPECT_FALSE(torch::equal(outs[0], outs[2]));
+}
+
+TEST(Encoder, LowRankMapsAreProductsOfTwo) {
+  EncoderOptions options = small();
+  const auto full = make_encoder(options);
+  options.rank = 3;
+  const auto low = make_encoder(options);
+  const torch::NoGradGuard without_gradients;
+  const auto of_low = named(*low);
+  int products = 0;
+  for (const auto& [name, weight] : named(*full)) {
+    const auto down =
+        of_low.find(std::regex_replace(name, std::regex("weight$"), "down"));
+    const bool is_product = down != of_low.end() && down->first != name;
+    weight.copy_(is_product ? of_low.at(name).mm(down->second) : of_low.at(name));
+    products += is_product;
+  }
+  EXPECT_EQ(products, 2 * 6);  // layers; q, k, v, out and two of the feed-forward
+  const auto [ids, tokens] = some_input();
+  Pass one, other;
+  EXPECT_TRUE(
+      close(low->forward(ids, tokens, one).x, full->forward(ids, tokens, other).x));
+  options.attention = "star";
+  EXPECT_EQ(refusal([&] { make_encoder(options); }),
+            "star: makes its own projections, of full rank, so rank must be 0, got 3");
+}
+
+TEST(Encoder, AStackTakesThePlaceOfLayers) {
+  const auto [ids, tokens] = some_input();
+  const auto shaped = [](int64_t rows) { return std::vector<int64_t>{3, rows, 12}; };
+  EncoderOptions options = small();
+  options.layers = 1;
+  options.attention = Value::parse("{name: funnel, blocks: [1, 1], decoder: 1}");
+  Pass pass;
+  Stream out = make_encoder(options)->forward(ids, tokens, pass);
+  EXPECT_EQ(out.x.sizes(), shaped(8));
+  EXPECT_TRUE(out.tokens.slice(1, 1).equal(tokens));
+  EXPECT_TRUE(out.tokens.select(1, 0).all().item<bool>());
+
+  options.attention =
+      Value::parse("{name: perceiver, latents: 3, layers: 1, repeats: 1}");
+  out = make_encoder(options, /*cls=*/false)->forward(ids, tokens, pass = {});
+  EXPECT_EQ(out.x.sizes(), shaped(3));
+  EXPECT_TRUE(out.tokens.all().item<bool>());
+  const char* const no_cls =
+      "model.pooling: perceiver leaves no token in front that cls could be read from; "
+      "use mean";
+  EXPECT_EQ(refusal([&] { make_encoder(options); }), no_cls);
+  options.rank = 2;
+  EXPECT_EQ(
+      refusal([&] { make_encoder(options); }),
+      "model.rank: perceiver is a stack of layers of its own, which take no other "
+      "than the standard value");
+}
+
+TEST(Encoder, AStackStandsAmongOtherLayers) {
+  const auto [ids, tokens] = some_input();
+  EncoderOptions options = small();
+  options.layers = 3;
+  options.by_layer =
+      Value::parse("[{at: 1, attention: {name: token_learner, tokens: 2}}]");
+  const auto encoder = make_encoder(options, /*cls=*/false);
+  Pass pass;
+  const Stream out = encoder->forward(ids, tokens, pass);
+  EXPECT_EQ(out.x.sizes(), (std::vector<int64_t>{3, 2, 12}));
+  EXPECT_EQ(out.tokens.sizes(), (std::vector<int64_t>{3, 2}));
+  Pass padded;
+  const Tensor changed = torch::where(tokens, ids, torch::full_like(ids, 8));
+  EXPECT_TRUE(encoder->forward(changed, tokens, padded).x.equal(out.x));
+}
+
+TEST(Encoder, DropsInTheBlocksOfAStack) {
+  const auto [ids, tokens] = some_input();
+  EncoderOptions options = small();
+  options.layers = 1;
+  options.attention = Value::parse("{name: funnel, blocks: [1], decoder: 0}");
+  const auto trained = [&, ids = ids, tokens = tokens](double dropout) {
+    options.attention_dropout = dropout;
+    const auto encoder = make_encoder(options);
+    std::vector<Tensor> outs;
+    for (const uint64_t step : {1, 1, 2}) {
+      Pass pass;
+      pass.training = true;
+      pass.draw = Draw(3, step);
+      outs.push_back(encoder->forward(ids, tokens, pass).x);
+    }
+    return outs;
+  };
+  const auto plain = trained(0), dropped = trained(0.5);
+  EXPECT_TRUE(plain[0].equal(plain[2]));
+  EXPECT_TRUE(dropped[0].equal(dropped[1]));
+  EXPECT_FALSE(dropped[0].equal(dropped[2]));
 }
 
 TEST(Encoder, MixesMechanismsByLayer) {
@@ -280,6 +373,11 @@ TEST(Encoder, RefusesWhatDoesNotFit) {
       {"by_layer", "[{at: 0}]",
        "must be a list of {at: .., attention: ..}, got {at: 0}"},
       {"preset", "nobody", "nobody"},
+      {"attention", "axial_decoder",
+       "model.layers must be 1 where model.attention is axial_decoder, a stack that "
+       "says itself how many layers it has, got 2; model.by_layer puts one"},
+      {"by_layer", "[{at: 1, attention: axial_decoder}]",
+       "model.attention: axial_decoder has only a causal form, but an encoder is not"},
   };
   for (const Case& bad : cases) {
     EncoderOptions options = small();
@@ -314,11 +412,41 @@ TEST(Classifier, AveragesRealTokensOnly) {
   EXPECT_TRUE(close(together.slice(0, 1, 2), second));
 }
 
+TEST(Classifier, PoolsRealTokensByAttentionInAnyOrder) {
+  EncoderOptions options = small();
+  options.pooling = "pma";
+  options.positions = "none";
+  torch::manual_seed(2);
+  Classifier model(options, 9, 7, 4);
+  convert(model, torch::kCPU, torch::kDouble);
+  EXPECT_FALSE(named(model).contains("encoder.cls"));
+  EXPECT_EQ(named(model).at("seed").sizes(), (std::vector<int64_t>{1, 1, 12}));
+  const auto [ids, tokens] = some_input();
+  const torch::NoGradGuard without_gradients;
+  const auto logits = [&, &tokens = tokens](const Tensor& some) {
+    Pass pass;
+    return model.forward(some, tokens, pass);
+  };
+  const Tensor together = logits(ids);
+  Pass alone;
+  EXPECT_TRUE(close(together.slice(0, 1, 2),
+                    model.forward(ids.slice(0, 1, 2).slice(1, 0, 4),
+                                  tokens.slice(0, 1, 2).slice(1, 0, 4), alone)));
+  Tensor others = ids.clone();
+  others[0] = ids[0].flip(0);
+  others[1].slice(0, 4).fill_(7);  // padding
+  EXPECT_TRUE(close(logits(others), together));
+  others[1][2] = 7;
+  EXPECT_FALSE(close(logits(others), together));
+}
+
 TEST(Classifier, RunsOnEveryDeviceAndInEveryType) {
   for (const torch::Device device : devices()) {
     for (const torch::Dtype type : {torch::kFloat, torch::kDouble, torch::kBFloat16}) {
       torch::manual_seed(2);
-      Classifier model(small(), 9, 7, 4);
+      EncoderOptions options = small();
+      if (type != torch::kFloat) options.pooling = "pma";
+      Classifier model(options, 9, 7, 4);
       convert(model, device, type);
       const auto [ids, tokens] = some_input();
       Pass pass;
