@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "longspan/attention/chosen.h"
 #include "longspan/attention/dense_reference.h"
 #include "longspan/attention/linear_map.h"
 #include "longspan/attention/mechanism.h"
@@ -101,16 +102,6 @@ class Clustered final : public Attention {
   }
 
  private:
-  // What `make` makes; when activations are computed again, what it made before.
-  template <class Make>
-  static Tensor chosen(Pass& pass, const char* name, const Make& make) {
-    if (pass.choices && pass.choices->get(name).defined())
-      return pass.choices->get(name);
-    const Tensor made = make();
-    if (pass.choices) pass.choices->set(name, made);
-    return made;
-  }
-
   // The cluster of every query, [B, H, N], -1 for padding.
   Tensor clusters_of(const Tensor& q, Pass& pass) const {
     return chosen(pass, "clusters", [&] {

@@ -32,8 +32,8 @@ LinearAttended continued_attention(LinearInputs inputs, const LinearAttention& o
                                    Record* state);
 
 // The out of linear attention in the form `pass` asks for, over its real tokens and
-// after pass.state. The state of a context is that of all its keys, which are not given
-// again: keys of no rows.
+// after pass.state. With a context and a state the sums are those of the whole context:
+// its keys are given once, and then none.
 torch::Tensor attend_by_features(LinearInputs inputs, LinearAttention options,
                                  Pass& pass);
 

@@ -10,7 +10,7 @@
 //
 // What is in the window and what is mixed is normalised over all heads, by norms of
 // their own; keys and values have one each, for they may differ in width. Positions are
-// the model's: there are no relative ones in the scores.
+// the model's: there are no relative ones in the scores. Values are not convolved.
 
 #include <algorithm>
 
@@ -18,9 +18,9 @@
 #include "longspan/attention/head_axis.h"
 #include "longspan/attention/head_projections.h"
 #include "longspan/attention/mechanism.h"
+#include "longspan/attention/mixer_pass.h"
 #include "longspan/attention/pattern_attention.h"
 #include "longspan/base/error.h"
-#include "longspan/base/shapes.h"
 #include "longspan/kernels/layer_norm.h"
 #include "longspan/kernels/pool.h"
 
@@ -235,7 +235,7 @@ class LongShort final : public Mixer {
   }
 
   // The vectors of the context; decoding makes them once.
-  Source context(Pass& pass) const {
+  Source context(const Tensor& queries, Pass& pass) const {
     require(rank_ > 0,
             "queries of another sequence see compressed keys only; set compressed to 1 "
             "or more, got 0");
@@ -244,13 +244,7 @@ class LongShort final : public Mixer {
       return {.k = state->get("context_k"),
               .v = state->get("context_v"),
               .to = state->get("context_to")};
-    const auto& [x, tokens, positions] = pass.context;
-    require(x.defined(), "the context must come with its x");
-    require(!tokens.defined() ||
-                (tokens.scalar_type() == torch::kBool && tokens.dim() == 2 &&
-                 tokens.size(0) == x.size(0) && tokens.size(1) == x.size(1)),
-            "context.tokens must be boolean [B, M] = [", x.size(0), ", ", x.size(1),
-            "], got ", shape(tokens));
+    const auto [x, tokens, positions] = key_tokens(queries, pass);
     const Tensor real = tokens.defined() ? tokens.to(x.device())
                                          : torch::ones({x.size(0), x.size(1)},
                                                        x.options().dtype(torch::kBool));
@@ -264,11 +258,9 @@ class LongShort final : public Mixer {
   }
 
   Tensor across(const Tensor& x, Pass& pass) const {
-    BlockAttention options;
-    if (pass.training && pass.dropout > 0)
-      options.dropout = {.probability = pass.dropout, .key = pass.draw.key()};
+    const BlockAttention options{.dropout = dropout_of(pass)};
     return projections_.out(
-        block_attention({.q = projections_.q(x)}, {context(pass)}, options).out);
+        block_attention({.q = projections_.q(x)}, {context(x, pass)}, options).out);
   }
 
   Tensor run(const Tensor& x, Pass& pass) override {
@@ -373,6 +365,7 @@ constinit const Mechanism catalogue::long_short{
         "keys and values of the window, of the compressed segments, and of the "
         "segment underway with the weights of its tokens",
     .state_size = LongShort::state_size,
+    .projections = Projections::none,
     .full = true,
     .settings = kSettings,
     .presets = kPresets,

@@ -83,6 +83,9 @@ class Luna final : public Mixer {
       return torch::randn({settings.integer("memory"), embedding}) /
              std::sqrt(static_cast<double>(embedding));
     });
+    require(memory_.size(0) == settings.integer("memory"),
+            "memory must be the same in all layers, got ", settings.integer("memory"),
+            " beside ", memory_.size(0));
   }
 
   Sight sight(int64_t tokens, bool causal) override {
@@ -158,7 +161,7 @@ class Luna final : public Mixer {
     if (state) {
       if (const Tensor before = state->get("count"); before.defined())
         count = count + before;
-      state->set("count", count.slice(1, x.size(1) - 1).clone());
+      if (x.size(1) > 0) state->set("count", count.slice(1, x.size(1) - 1).clone());
       state->tokens += x.size(1);
     }
     return count.clamp_min(1);

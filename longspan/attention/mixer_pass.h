@@ -1,4 +1,5 @@
-// What mixers with attentions of their own read from a pass.
+// What is read from a pass, by mixers with attentions of their own and others that do
+// not go by prepare().
 
 #pragma once
 

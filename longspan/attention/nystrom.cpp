@@ -112,14 +112,6 @@ class Nystrom final : public Attention {
     return pass.crosses() || q.size(2) != k.size(2);
   }
 
-  // [B, Hk, n, w] -> [B, heads, n, w], for few n.
-  static Tensor for_heads(const Tensor& x, int64_t heads) {
-    if (x.size(1) == heads) return x;
-    return spread(x.unsqueeze(2),
-                  {x.size(0), x.size(1), heads / x.size(1), x.size(2), x.size(3)})
-        .flatten(1, 2);
-  }
-
   // The weights of landmarks, [B, H, mq, mk] in float; 0 where one of the two is none.
   static Tensor weights(const Tensor& q, const Tensor& k, const Tensor& real_q,
                         const Tensor& real_k) {
@@ -155,6 +147,9 @@ class Nystrom final : public Attention {
   }
 
   Tensor run(const Tensor& q, const Tensor& k, const Tensor& v, Pass& pass) override {
+    require(!shortcut_ || !pass.training || pass.dropout == 0,
+            "shortcut: full attention in place of landmarks drops no weights; give "
+            "shortcut: false or no attention dropout");
     const auto [queries, tokens, options, global, order] = prepare(q, k, v, pass);
     const int64_t heads = q.size(1);
     const bool alone = !crosses(q, k, pass);
@@ -285,7 +280,7 @@ constinit const Mechanism catalogue::nystrom{
     .paper = "Xiong et al. 2021, arXiv:2102.03902",
     .classes = "memory, downsampling",
     .time = {"(N*d + landmarks*landmarks*iterations)*landmarks", 1},
-    .memory = {"N*d + landmarks*landmarks", 1},
+    .memory = {"N*(d + landmarks) + landmarks*landmarks", 1},
     .can = {.causal = Causal::never,
             .padding = true,
             .cross = true,

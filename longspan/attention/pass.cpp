@@ -26,8 +26,7 @@ void Record::set(std::string_view name, torch::Tensor value) {
 torch::Tensor Record::grow(std::string_view name, const torch::Tensor& more,
                            int64_t axis) {
   const torch::Tensor before = get(name);
-  const torch::Tensor all =
-      before.defined() ? torch::cat({before, more}, axis) : more;
+  const torch::Tensor all = before.defined() ? torch::cat({before, more}, axis) : more;
   set(name, all);
   return all;
 }

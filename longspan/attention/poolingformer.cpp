@@ -290,6 +290,7 @@ constinit const Mechanism catalogue::poolingformer{
     .time = {"N*(window + pooled_window/stride)*d", 1},
     .memory = {"N*d", 1},
     .can = {.padding = true, .grouped = true},
+    .projections = Projections::none,
     .settings = kSettings,
     .test_settings = "{window: 3, pooled_window: 9, kernel: 5, stride: 2}",
     .make = made_as<Mixer, Poolingformer>(),

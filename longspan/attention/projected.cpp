@@ -135,9 +135,9 @@ std::shared_ptr<Mixer> make_mixer(const Mechanism& mechanism, const Sizes& sizes
   if (std::holds_alternative<Mechanism::Make<Attention>>(mechanism.make))
     return std::make_shared<Projected>(
         make<Attention>(mechanism, sizes, settings, shared), sizes, options);
-  require(options.rank == 0, mechanism.name,
-          ": makes its own projections, of full rank, so rank must be 0, got ",
-          options.rank);
+  require(options.rank == 0 && !options.bias, mechanism.name,
+          ": makes its own projections, so rank must be 0 and bias of projections ",
+          "false, got rank ", options.rank, " and bias ", options.bias);
   return make<Mixer>(mechanism, sizes, settings, shared);
 }
 

@@ -23,13 +23,11 @@ class RealFirst {
 
   // x [B, h, n, w]: the real tokens in their order, then zeros.
   torch::Tensor moved(const torch::Tensor& x) const {
-    return torch::zeros_like(x).scatter(2, places(x), cleared(x));
+    return rows_at(cleared(x), place_.argsort(int64_t{1}));
   }
 
   // The same tokens where they came from.
-  torch::Tensor moved_back(const torch::Tensor& x) const {
-    return x.gather(2, places(x));
-  }
+  torch::Tensor moved_back(const torch::Tensor& x) const { return rows_at(x, place_); }
 
   // x [B, h, n, w] with zeros for padding.
   torch::Tensor cleared(const torch::Tensor& x) const {
@@ -37,8 +35,14 @@ class RealFirst {
   }
 
  private:
-  torch::Tensor places(const torch::Tensor& x) const {
-    return place_.unsqueeze(1).unsqueeze(3).expand(x.sizes());
+  // Rows `index` [B, n] of x. As gradients they are added in a fixed order on both
+  // devices.
+  static torch::Tensor rows_at(const torch::Tensor& x, const torch::Tensor& index) {
+    if (!x.is_cuda())
+      return x.gather(2, index.unsqueeze(1).unsqueeze(3).expand(x.sizes()));
+    const torch::Tensor example =
+        torch::arange(x.size(0), index.options()).unsqueeze(1);
+    return x.transpose(1, 2).index({example, index}).transpose(1, 2);
   }
 
   torch::Tensor padding_, place_, real_;

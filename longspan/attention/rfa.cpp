@@ -13,6 +13,7 @@
 #include "longspan/attention/head_axis.h"
 #include "longspan/attention/head_projections.h"
 #include "longspan/attention/linear_map.h"
+#include "longspan/attention/mixer_pass.h"
 #include "longspan/attention/random_features.h"
 #include "longspan/base/error.h"
 #include "longspan/base/shapes.h"
@@ -105,21 +106,10 @@ class Rfa final : public Mixer {
   }
 
   // x, or the tokens of the context; of a context whose sums are known, none.
-  const Tensor others(const Tensor& x, const Pass& pass) const {
-    if (!pass.crosses()) return x;
-    if (pass.state && pass.state->get("sums").defined()) return x.slice(1, 0, 0);
-    const Tensor& context = pass.context.x;
-    require(context.defined(), "the context must come with its x");
-    require(context.dim() == 3 && context.size(0) == x.size(0) &&
-                context.size(2) == x.size(2),
-            "the context must be [B, M, E] with B = ", x.size(0),
-            " and E = ", x.size(2), ", got ", shape(context));
-    const Tensor& tokens = pass.context.tokens;
-    require(!tokens.defined() || (tokens.scalar_type() == torch::kBool &&
-                                  tokens.sizes() == context.sizes().slice(0, 2)),
-            "context.tokens must be boolean [B, M] = [", context.size(0), ", ",
-            context.size(1), "], got ", shape(tokens));
-    return context;
+  static Tensor others(const Tensor& x, const Pass& pass) {
+    const bool known =
+        pass.crosses() && pass.state && pass.state->get("sums").defined();
+    return known ? x.slice(1, 0, 0) : key_tokens(x, pass).x;
   }
 
   Tensor run(const Tensor& x, Pass& pass) override {
@@ -180,7 +170,7 @@ constexpr Setting kSettings[] = {
      .help = "temperature: directions are divided by it"},
     {.name = "pool",
      .standard = "500",
-     .help = "matrices of directions from which every step of training draws",
+     .help = "matrices of directions from which every pass of training draws",
      .least = 1},
     {.name = "orthogonal",
      .kind = Kind::boolean,
@@ -208,6 +198,7 @@ constinit const Mechanism catalogue::rfa{
         [](const Settings& settings, const Sizes& sizes, int64_t) {
           return sums_kept(sizes, 2 * settings.integer("features"), false);
         },
+    .projections = Projections::none,
     .full = true,
     .settings = kSettings,
     .test_settings = "{features: 8, pool: 9, gate: true}",

@@ -205,6 +205,7 @@ constinit const Mechanism catalogue::star{
     .time = {"N*rounds*d", 1},
     .memory = {"N*rounds*d", 1},
     .can = {.padding = true, .grouped = true},
+    .projections = Projections::none,
     .keeps = {.residual = false, .norm = false, .feed_forward = false},
     .full = true,
     .settings = kSettings,

@@ -165,19 +165,11 @@ class Synthesizer final : public Mixer {
     return (x.to(inner_dtype(x)) * factor).to(x.scalar_type());
   }
 
-  // [B, Hk, n, w] for all H heads.
-  Tensor for_heads(const Tensor& x) const {
-    const int64_t group = sizes_.heads / sizes_.key_heads;
-    if (group == 1) return x;
-    return spread(x.unsqueeze(2), {x.size(0), x.size(1), group, x.size(2), x.size(3)})
-        .flatten(1, 2);
-  }
-
   // All rows: those of x at the places from `first` on. k and v are of all tokens.
   Rows rows_of(const Tensor& x, int64_t first, const Tensor& k, const Tensor& v) const {
     const int64_t examples = x.size(0), heads = sizes_.heads, count = x.size(1),
                   keys = first + count;
-    Rows rows{.v = for_heads(v), .mixture = mixture()};
+    Rows rows{.v = for_heads(v, heads), .mixture = mixture()};
     const auto mixed = [&](Way part, const Tensor& y) {
       return share(rows.mixture, part, y);
     };
@@ -198,7 +190,7 @@ class Synthesizer final : public Mixer {
     if (has(kDot)) {
       const double scale = 1 / std::sqrt(static_cast<double>(sizes_.head_width));
       queries.push_back(mixed(kDot, scale * in_heads(q_(x), heads)));
-      to.push_back(for_heads(k));
+      to.push_back(for_heads(k, heads));
     }
     if (queries.empty()) {
       queries.push_back(torch::zeros({1, 1, 1, 1}, x.options()));

@@ -98,12 +98,6 @@ void AttentionLayer::make_tokens(const Value::Map& settings, const Sizes& sizes,
   }
 }
 
-int64_t AttentionLayer::blocks() const {
-  return std::ranges::count_if(module_->modules(), [](const auto& part) {
-    return dynamic_cast<const Block*>(part.get()) != nullptr;
-  });
-}
-
 Pass AttentionLayer::new_pass(Record& carry) const {
   Pass pass;
   pass.mask.causal = setup_.causal;
@@ -135,9 +129,10 @@ void AttentionLayer::run() {
   const torch::AutoGradMode recording(setup_.backward);
   Record carry = carried_;
   Pass pass = new_pass(carry);
-  const int64_t before = flops_counted();
+  const int64_t flops = flops_counted(), blocks = blocks_run();
   const Tensor out = forward_(pass);
-  flops_ = static_cast<double>(flops_counted() - before);
+  flops_ = static_cast<double>(flops_counted() - flops);
+  blocks_ = blocks_run() - blocks;
   if (setup_.backward) backward(out, pass);
 }
 

@@ -25,7 +25,7 @@ struct AttentionSetup {
 };
 
 // What is run: an Attention on heads; a Mixer, or an Attention between its projections,
-// on tokens; a Stack, or dense attention in as many blocks as a Stack has.
+// on tokens; a Stack, or dense attention in as many blocks as one runs.
 enum class Form { heads, tokens, blocks };
 
 class AttentionLayer {
@@ -45,7 +45,7 @@ class AttentionLayer {
   // Most bytes of tensors at once in a pass, less those of the input.
   int64_t peak_bytes() const { return peak_bytes_; }
   double forward_flops() const { return flops_; }
-  int64_t blocks() const;  // of a Stack
+  int64_t blocks() const { return blocks_; }  // that a pass goes through
 
  private:
   void make_heads(const Value::Map& settings, const Sizes& sizes);
@@ -66,7 +66,7 @@ class AttentionLayer {
   std::vector<torch::Tensor> gradients_;  // of the outputs
   Record carried_;                        // from an earlier pass
   double flops_ = 0;
-  int64_t peak_bytes_ = 0;
+  int64_t peak_bytes_ = 0, blocks_ = 0;
   int passes_ = 1;
 };
 

@@ -32,7 +32,7 @@ struct Turns {
 
 // Measures an Attention on q, k and v beside dense attention on such, a Mixer on x
 // beside dense attention between projections, a Stack beside as many blocks of dense
-// attention as it has.
+// attention as it runs.
 class AttentionBench {
  public:
   AttentionBench(const Mechanism& mechanism, Value::Map settings,

@@ -141,7 +141,7 @@ void add_bench_attention(CLI::App& bench) {
       "such as layouts. A mechanism that fills the seam mixer is run on x [B, N, E],\n"
       "and dense attention then between projections; beside a stack stand as many "
       "blocks\n"
-      "of dense attention, with their feed-forwards, as it has.\n\n"
+      "of dense attention, with their feed-forwards, as it runs.\n\n"
       "Examples:\n"
       "  longspan bench attention --mechanisms dense --lengths 512,1024,2048 --causal\n"
       "  longspan bench attention --lengths 1024,4096,16384,65536 --backward \\\n"

@@ -55,6 +55,13 @@ Tensor over_rows(const Tensor& given, int64_t first, int64_t count,
 Tensor shown(const Layout& layout, int64_t first, int64_t end, torch::Device device) {
   constexpr int64_t kTile = Layout::kTile;
   const int64_t keys = layout.keys();
+  if (layout.patterns() == 1 && layout.tiles(0).is_all())
+    return torch::ones({1, 1, 1, 1}, torch::TensorOptions(device).dtype(torch::kBool));
+  if (layout.patterns() == 1 && layout.tiles(0).is_past()) {
+    const auto whole = torch::TensorOptions(device).dtype(torch::kLong);
+    return (torch::arange(keys, whole) <= torch::arange(first, end, whole).unsqueeze(1))
+        .view({1, 1, end - first, keys});
+  }
   const Tensor all = torch::zeros({layout.patterns(), end - first, keys}, torch::kBool);
   for (int64_t pattern = 0; pattern < layout.patterns(); ++pattern)
     for (int64_t row = first; row < end; ++row) {

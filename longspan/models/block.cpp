@@ -8,6 +8,11 @@
 #include "longspan/kernels/matmul.h"
 
 namespace longspan {
+namespace {
+
+thread_local int64_t blocks = 0;  // run so far
+
+}  // namespace
 
 using torch::Tensor;
 
@@ -69,7 +74,8 @@ Tensor Block::around(const Tensor& x, int64_t part, bool residual, bool norm,
   const bool before = norm && options_.norm != Norm::post;
   Tensor y = f(before ? norms_[part]->forward(x) : x);
   if (behind_[part]) y = behind_[part]->forward(y);
-  y = dropped(y, pass);
+  // What has a residual of its own is not dropped as a whole.
+  if (part == 1 || mechanism().keeps.residual) y = dropped(y, pass);
   if (residual) y = x + y;
   return norm && options_.norm == Norm::post ? norms_[part]->forward(y) : y;
 }
@@ -80,17 +86,39 @@ Tensor Block::feed_forward(const Tensor& x, Pass& pass) {
   return out_(dropped(inner, pass));
 }
 
-template <class Mix>
-Tensor Block::through(const Tensor& x, Pass& pass, Mix mix) {
-  const Keeps keeps = mixer_->mechanism().keeps;
-  pass.dropout = pass.training ? options_.attention_dropout : 0;
-  const Tensor mixed = around(x, 0, keeps.residual, keeps.norm, pass, mix);
-  if (!keeps.feed_forward) return mixed;
-  return around(mixed, 1, true, true, pass,
+Tensor Block::fed(const Tensor& x, bool residual, Pass& pass) {
+  return around(x, 1, residual, /*norm=*/true, pass,
                 [&](const Tensor& in) { return feed_forward(in, pass); });
 }
 
+template <class Mix>
+Tensor Block::mixed(const Tensor& x, bool residual, Pass& pass, Mix mix) {
+  pass.dropout = pass.training ? options_.attention_dropout : 0;
+  return around(x, 0, residual, mechanism().keeps.norm, pass, mix);
+}
+
+template <class Mix>
+Tensor Block::through(const Tensor& x, Pass& pass, Mix mix) {
+  const Keeps keeps = mechanism().keeps;
+  const Tensor y = mixed(x, keeps.residual, pass, mix);
+  return keeps.feed_forward ? fed(y, /*residual=*/true, pass) : y;
+}
+
+Tensor Block::mixed(const Tensor& x, Pass& pass) {
+  TORCH_INTERNAL_ASSERT(options_.norm != Norm::post && mechanism().keeps.residual);
+  return mixed(x, /*residual=*/false, pass,
+               [&](const Tensor& in) { return mixer_->forward(in, pass); });
+}
+
+Tensor Block::fed(const Tensor& x, Pass& pass) {
+  TORCH_INTERNAL_ASSERT(options_.norm != Norm::post && mechanism().keeps.feed_forward);
+  return fed(x, /*residual=*/false, pass);
+}
+
+int64_t blocks_run() { return blocks; }
+
 Tensor Block::forward(const Tensor& x, Pass& pass) {
+  ++blocks;
   return through(x, pass, [&](const Tensor& in) { return mixer_->forward(in, pass); });
 }
 

@@ -40,13 +40,20 @@ class LayerNorm : public torch::nn::Module {
   double epsilon_;
 };
 
+// How often the calling thread called Block::forward() so far.
+int64_t blocks_run();
+
 class Block : public torch::nn::Module {
  public:
   Block(std::shared_ptr<Mixer> mixer, const Sizes& sizes, const BlockOptions& options);
 
   // x: [B, N, E] -> [B, N, E]. The caller has entered the layer in pass.draw.
   torch::Tensor forward(const torch::Tensor& x, Pass& pass);
-  // The same with the mixer by its definition.
+  // Without post-norm, what the mixer, and then the feed-forward, adds to x: forward()
+  // is y = x + mixed(x), y + fed(y).
+  torch::Tensor mixed(const torch::Tensor& x, Pass& pass);
+  torch::Tensor fed(const torch::Tensor& x, Pass& pass);
+  // The same as forward() with the mixer by its definition.
   torch::Tensor reference(const torch::Tensor& x, Pass& pass);
 
   // What the mixer is given of x: for tokens beside the layer's own that it should see
@@ -59,6 +66,9 @@ class Block : public torch::nn::Module {
   void change(Activation activation, double dropout, double attention_dropout);
 
  private:
+  template <class Mix>
+  torch::Tensor mixed(const torch::Tensor& x, bool residual, Pass& pass, Mix mix);
+  torch::Tensor fed(const torch::Tensor& x, bool residual, Pass& pass);
   template <class Mix>
   torch::Tensor through(const torch::Tensor& x, Pass& pass, Mix mix);
   // f with norms and residual around it, as far as the block has them.

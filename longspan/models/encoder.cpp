@@ -175,6 +175,10 @@ Fields fields(EncoderOptions& o) {
       {"attention_dropout", &o.attention_dropout, "of attention weights", {}, 0, 0.99},
       {"recompute", &o.recompute,
        "compute activations again in the backward pass instead of keeping them"},
+      {"reversible", &o.reversible,
+       "layers that can be run backwards, between two residual streams (Kitaev et al. "
+       "2020, arXiv:2001.04451): activations take as much memory for any number of "
+       "them"},
   };
 }
 
@@ -227,6 +231,20 @@ Encoder::Encoder(const EncoderOptions& options, int64_t ids, int64_t longest, bo
                             std::make_shared<LayerNorm>(width, options.norm_epsilon));
 }
 
+// Stacks say themselves what they refuse.
+void Encoder::check_reversible(const Mechanism& row) const {
+  require(options_.norm != "post",
+          "model.reversible: a norm after the residual, model.norm: post, cannot be ",
+          "run backwards; use pre or sandwich");
+  require(!options_.recompute,
+          "model.reversible: activations are computed again anyway, so ",
+          "model.recompute must be false");
+  require(!row.can.side && row.can.carry == Carry::none, "model.reversible: ", row.name,
+          " hands on a second stream or a carry, which reversible layers do not");
+  require(row.keeps.residual, "model.reversible: ", row.name,
+          " has a residual of its own, which cannot be run backwards");
+}
+
 Encoder::Layer Encoder::make_layer(const Mechanism& row, const Value::Map& settings,
                                    const Sizes& sizes) {
   const BlockOptions block{.norm = norm_called(options_.norm),
@@ -238,6 +256,7 @@ Encoder::Layer Encoder::make_layer(const Mechanism& row, const Value::Map& setti
   const ProjectionOptions projections{.bias = options_.projection_bias,
                                       .rank = options_.rank};
   const std::string name = "layer" + std::to_string(sizes.layer);
+  if (options_.reversible) check_reversible(row);
   require(row.can.causal != Causal::always, "model.attention: ", row.name,
           " has only a causal form, but an encoder is not causal");
   if (row.seam() != "stack") {
@@ -245,6 +264,9 @@ Encoder::Layer Encoder::make_layer(const Mechanism& row, const Value::Map& setti
             " is a feed_forward, but a layer needs an attention, a mixer or a stack");
     require(!options_.recompute || !row.can.side, "model.recompute: ", row.name,
             " hands on a second stream, which layers that are computed again do not");
+    require(row.keeps.norm || options_.norm == "pre", "model.norm: ", row.name,
+            " is the whole of a block and has its own norms, so it must be pre, got ",
+            options_.norm);
     return {.block = register_module(
                 name, std::make_shared<Block>(
                           make_mixer(row, sizes, settings, shared_, projections), sizes,
@@ -261,12 +283,20 @@ Encoder::Layer Encoder::make_layer(const Mechanism& row, const Value::Map& setti
   own("projection_bias", options_.projection_bias == usual.projection_bias);
   own("rank", options_.rank == usual.rank);
   own("recompute", options_.recompute == usual.recompute);
+  own("reversible", options_.reversible == usual.reversible);
   const auto stack = register_module(name, make<Stack>(row, sizes, settings, shared_));
   require(!cls_.defined() || !stack->makes_new_tokens(), "model.pooling: ", row.name,
           " leaves no token in front that cls could be read from; use mean");
-  for (const auto& part : stack->modules())
-    if (auto* const inner = dynamic_cast<Block*>(part.get()))
-      inner->change(block.activation, block.dropout, block.attention_dropout);
+  int64_t blocks = 0;
+  for (const auto& part : stack->modules()) {
+    auto* const inner = dynamic_cast<Block*>(part.get());
+    if (!inner) continue;
+    inner->change(block.activation, block.dropout, block.attention_dropout);
+    ++blocks;
+  }
+  require(blocks > 0 || block.attention_dropout == 0,
+          "model.attention_dropout: ", row.name,
+          " has no layers with these settings, so it must be 0");
   return {.stack = stack};
 }
 
@@ -329,6 +359,54 @@ Tensor Encoder::recomputed(Block& block, int64_t layer, const Tensor& x, Pass& p
   return outs[0];
 }
 
+// Both streams begin as x, and the mean of them is returned. They are float at least,
+// because what was added to them is taken off again.
+Tensor Encoder::reversed(const Tensor& x, Pass& pass) {
+  require(!pass.side.x.defined() && !pass.context.x.defined(),
+          "model.reversible: a second stream or a context is not carried through ",
+          "reversible layers");
+  struct Kept {  // of a layer
+    Record choices;
+    Draw draw;  // after its first step
+  };
+  const auto names = std::make_shared<std::vector<std::string>>();
+  const auto type = x.scalar_type();
+  Pass before = pass;
+  before.losses.clear();
+  std::vector<ReversibleStep> steps;
+  for (int64_t layer = 0; layer < options_.layers; ++layer) {
+    Block& block = *layers_[static_cast<size_t>(layer)].block;
+    const auto kept = std::make_shared<Kept>();
+    auto used = block.parameters();
+    for (const Tensor& parameter : shared_->parameters()) used.push_back(parameter);
+    const auto add_step = [&](bool first) {
+      const auto f = [=, &block](const std::vector<Tensor>& in, bool again) {
+        Pass inner = before;
+        inner.replay = again;
+        inner.choices = &kept->choices;
+        const InLayer entered(inner, layer, block.mechanism());
+        if (!first) inner.draw = kept->draw;
+        const Tensor from = in[0].to(type);
+        std::vector<Tensor> made = {
+            at_least_float(first ? block.mixed(from, inner) : block.fed(from, inner))};
+        if (first) kept->draw = inner.draw;
+        for (const auto& [name, loss] : inner.losses) {
+          if (!again) names->push_back(name);
+          made.push_back(loss);
+        }
+        return made;
+      };
+      steps.push_back({.f = f, .parameters = used});
+    };
+    add_step(true);
+    if (block.mechanism().keeps.feed_forward) add_step(false);
+  }
+  const Tensor both = at_least_float(x);
+  const auto outs = reversible(steps, both, both);
+  for (size_t i = 0; i < names->size(); ++i) pass.add_loss((*names)[i], outs[i + 2]);
+  return ((outs[0] + outs[1]) * 0.5).to(type);
+}
+
 Stream Encoder::forward(const Tensor& ids, const Tensor& tokens, Pass& pass) {
   require(ids.dim() == 2 && is_integer(ids) && tokens.sizes() == ids.sizes() &&
               tokens.scalar_type() == torch::kBool,
@@ -345,7 +423,8 @@ Stream Encoder::forward(const Tensor& ids, const Tensor& tokens, Pass& pass) {
     pass.mask.global = with_front(true, torch::zeros_like(tokens));
   Tensor kept = with_front(false, tokens);
   if (cls_.defined()) kept.select(1, 0).fill_(true);
-  for (int64_t layer = 0; layer < options_.layers; ++layer) {
+  if (options_.reversible) x = reversed(x, pass);
+  for (int64_t layer = 0; layer < options_.layers && !options_.reversible; ++layer) {
     const auto& [block, stack] = layers_[static_cast<size_t>(layer)];
     if (block) {
       const bool again = options_.recompute && torch::GradMode::is_enabled();

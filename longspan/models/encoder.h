@@ -38,6 +38,7 @@ struct EncoderOptions {
   double dropout = 0.1;
   double attention_dropout = 0;
   bool recompute = false;
+  bool reversible = false;
 };
 
 // The names of the options, without section. See there what each means.
@@ -63,11 +64,13 @@ class Encoder : public torch::nn::Module {
     std::shared_ptr<Stack> stack = nullptr;
   };
 
+  void check_reversible(const Mechanism& row) const;
   Layer make_layer(const Mechanism& row, const Value::Map& settings,
                    const Sizes& sizes);
   torch::Tensor embedded(const torch::Tensor& ids, Pass& pass);
   torch::Tensor recomputed(Block& block, int64_t layer, const torch::Tensor& x,
                            Pass& pass);
+  torch::Tensor reversed(const torch::Tensor& x, Pass& pass);
   torch::Tensor positions(int64_t count, const torch::Tensor& like);
 
   EncoderOptions options_;

@@ -46,7 +46,8 @@ constexpr Setting kSettings[] = {
      .kind = Kind::boolean,
      .standard = "true",
      .help = "the first token is the classifier's: never pooled, and without a place; "
-             "causal passes have no such token"},
+             "false where there is none, as with model.pooling: mean; causal passes "
+             "have no such token"},
     {.name = "decoder",
      .standard = "2",
      .help = "layers at full length after the blocks; 0: what is left of the tokens "

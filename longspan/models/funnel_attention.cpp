@@ -5,6 +5,7 @@
 
 #include "longspan/attention/dense_reference.h"
 #include "longspan/attention/head_axis.h"
+#include "longspan/attention/mixer_pass.h"
 #include "longspan/attention/prepare.h"
 #include "longspan/kernels/matmul.h"
 #include "longspan/kernels/total.h"
@@ -32,14 +33,6 @@ constinit const Mechanism kRow{
     .full = true,
     .make = Mechanism::Make<Mixer>(nullptr),
 };
-
-// `past`, if there is any, and `now`, as tensor `name` of the state.
-Tensor grown(Record& state, const char* name, const Tensor& now, int64_t axis) {
-  const Tensor past = state.get(name);
-  const Tensor all = past.defined() ? torch::cat({past, now}, axis) : now;
-  state.set(name, all);
-  return all;
-}
 
 }  // namespace
 
@@ -109,9 +102,9 @@ Tensor FunnelAttention::run(const Tensor& x, Pass& pass) {
   if (Record* const state = pass.state) {
     if (!real.defined())
       real = torch::ones({seen.size(0), seen.size(1)}, x.options().dtype(torch::kBool));
-    source.k = grown(*state, "k", source.k, 2);
-    source.v = grown(*state, "v", source.v, 2);
-    real = grown(*state, "tokens", real.to(x.device()), 1);
+    source.k = state->grow("k", source.k, 2);
+    source.v = state->grow("v", source.v, 2);
+    real = state->grow("tokens", real.to(x.device()), 1);
     state->tokens += x.size(1);
   }
   const int64_t count = x.size(1), keys = source.k.size(2);
@@ -137,9 +130,7 @@ Tensor FunnelAttention::run(const Tensor& x, Pass& pass) {
         Layout(count, keys, [at](int64_t query, std::vector<Span>& visible) {
           visible.push_back({0, (at.first + query) * at.stride + 1});
         });
-  BlockAttention options;
-  if (pass.training && pass.dropout > 0)
-    options.dropout = {.probability = pass.dropout, .key = pass.draw.key()};
+  const BlockAttention options{.dropout = dropout_of(pass)};
   return out_(joined_heads(block_attention(queries, {source}, options).out));
 }
 

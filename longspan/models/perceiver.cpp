@@ -7,6 +7,10 @@
 // before it. Rows are those of the last k tokens. What a row depends on through the
 // layers reaches further back than k tokens, so as many latents as that are computed:
 // a row is the same in every sequence that begins alike, and decoding gives it.
+//
+// Positions are the model's, not Fourier features of each look. Latents are as wide as
+// tokens, all looks have the same number of heads, and tokens that look at the latents
+// in the end keep what they were (their residual).
 
 #include <algorithm>
 #include <string>

@@ -3,6 +3,7 @@
 // 2021, arXiv:2106.11297.
 //
 // The images of the paper are sequences here: its convolutions go along one axis.
+// Nothing is dropped inside the maps that weigh tokens.
 
 #include <algorithm>
 #include <string>

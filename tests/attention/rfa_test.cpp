@@ -259,7 +259,7 @@ TEST(Rfa, RefusesWhatDoesNotFit) {
   const Tensor real = torch::ones({2, 5}, torch::kBool);
   EXPECT_EQ(refusal_of({}, real), "rfa: the context must come with its x");
   EXPECT_EQ(refusal_of(x.slice(2, 1), real),
-            "rfa: the context must be [B, M, E] with B = 2 and E = 24, got [2, 5, 23]");
+            "rfa: the context must be [B, M, E] = [2, M, 24], got [2, 5, 23]");
   EXPECT_EQ(refusal_of(x, real.slice(1, 1)),
             "rfa: context.tokens must be boolean [B, M] = [2, 5], got [2, 4]");
 }

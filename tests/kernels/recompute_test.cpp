@@ -84,5 +84,86 @@ TEST(Recompute, MayReturnItsInput) {
   EXPECT_TRUE(close(x.grad(), torch::full({2}, 3.0f)));
 }
 
+// Seven steps, of which one tells a number beside and all share a parameter.
+struct Chain {
+  Tensors weights = random_tensors(7, {4, 4}, torch::kDouble, 2);
+  Tensor shared = torch::ones(4, torch::kDouble);
+  int calls = 0;
+
+  Chain() {
+    for (Tensor& weight : weights) weight.requires_grad_();
+    shared.requires_grad_();
+  }
+
+  std::vector<ReversibleStep> steps() {
+    std::vector<ReversibleStep> all;
+    for (size_t i = 0; i < weights.size(); ++i)
+      all.push_back({.f = [this, i](const Tensors& in, bool) -> Tensors {
+                       ++calls;
+                       Tensors made = {torch::tanh(in[0].mm(weights[i])) * shared};
+                       if (i == 3) made.push_back(made[0].square().sum());
+                       return made;
+                     },
+                     .parameters = {weights[i], shared}});
+    return all;
+  }
+
+  // The same, with everything kept.
+  Tensors kept(Tensor a, Tensor b) {
+    Tensors told;
+    for (const ReversibleStep& step : steps()) {
+      const Tensors made = step.f({b}, false);
+      const Tensor next = a + made[0];
+      a = b;
+      b = next;
+      told.insert(told.end(), made.begin() + 1, made.end());
+    }
+    told.insert(told.begin(), {a, b});
+    return told;
+  }
+};
+
+TEST(Reversible, GivesTheGradientsOfKeepingEverything) {
+  const Tensors values = random_tensors(2, {5, 4});
+  // Of the last two, and of what was told beside: whether each has a gradient.
+  for (const int used : {7, 1, 2, 4}) {
+    Tensors slopes[2];
+    for (const bool undone : {false, true}) {
+      Chain chain;
+      const Tensor a = values[0].clone().requires_grad_(),
+                   b = values[1].clone().requires_grad_();
+      const Tensors outs = undone ? reversible(chain.steps(), a, b) : chain.kept(a, b);
+      ASSERT_EQ(outs.size(), 3u);
+      EXPECT_EQ(chain.calls, 7);
+      Tensor total = torch::zeros({}, torch::kDouble);
+      for (int out = 0; out < 3; ++out)
+        if (used >> out & 1) total = total + outs[static_cast<size_t>(out)].exp().sum();
+      total.backward();
+      EXPECT_EQ(chain.calls, undone ? 14 : 7);
+      slopes[undone] = {a.grad(), b.grad(), chain.shared.grad()};
+      for (const Tensor& weight : chain.weights)
+        slopes[undone].push_back(weight.grad());
+    }
+    for (size_t i = 0; i < slopes[0].size(); ++i) {
+      ASSERT_EQ(slopes[0][i].defined(), slopes[1][i].defined()) << i << " of " << used;
+      if (slopes[0][i].defined()) {
+        EXPECT_TRUE(close(slopes[1][i], slopes[0][i], 1e-12)) << i << " of " << used;
+      }
+    }
+  }
+}
+
+TEST(Reversible, MayHaveOneStepAndOneInput) {
+  const Tensor x = torch::full({3}, 2.0).requires_grad_();
+  const auto doubled = [](const Tensors& in, bool) -> Tensors { return {in[0] * 2}; };
+  const Tensors outs = reversible({{.f = doubled}}, x, x);
+  EXPECT_TRUE(close(outs[0], torch::full({3}, 2.0)));
+  EXPECT_TRUE(close(outs[1], torch::full({3}, 6.0)));
+  (outs[0] + outs[1] * 10).sum().backward();
+  EXPECT_TRUE(close(x.grad(), torch::full({3}, 31.0)));
+  const torch::NoGradGuard without_gradients;
+  EXPECT_FALSE(reversible({{.f = doubled}}, x, x)[1].requires_grad());
+}
+
 }  // namespace
 }  // namespace longspan

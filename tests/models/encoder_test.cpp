@@ -2,9 +2,11 @@
 
 #include <cmath>
 #include <regex>
+#include <utility>
 
 #include <gtest/gtest.h>
 
+#include "longspan/base/memory.h"
 #include "longspan/base/threads.h"
 #include "longspan/models/classifier.h"
 #include "tests/support/tensors.h"
@@ -70,7 +72,15 @@ Tensor defined(const EncoderOptions& options, const std::map<std::string, Tensor
     return torch::layer_norm(in, {width}, p.at(name + ".weight"), p.at(name + ".bias"),
                              options.norm_epsilon);
   };
+  Tensor other = x;  // the second stream of reversible layers, last changed is x
   const auto around = [&](const Tensor& in, const std::string& name, const auto& f) {
+    if (options.reversible) {
+      const Tensor inner = f(norm(in, name + "_norm"));
+      const Tensor y =
+          other + (options.norm == "pre" ? inner : norm(inner, name + "_norm_behind"));
+      other = in;
+      return y;
+    }
     if (options.norm == "pre") return in + f(norm(in, name + "_norm"));
     if (options.norm == "post") return norm(in + f(in), name + "_norm");
     return in + norm(f(norm(in, name + "_norm")), name + "_norm_behind");
@@ -100,6 +110,7 @@ Tensor defined(const EncoderOptions& options, const std::map<std::string, Tensor
       return active.mm(p.at(at + "out_weight").t()) + p.at(at + "out_bias");
     });
   }
+  if (options.reversible) x = (x + other) / 2;
   return options.norm == "post" ? x : norm(x, "norm");
 }
 
@@ -135,6 +146,40 @@ TEST(Encoder, EqualsItsDefinitionInEveryForm) {
         }
       }
     }
+  }
+}
+
+// Outputs, and the gradients of all parameters, are those of the stored form.
+TEST(Encoder, IsReversibleWithTheGradientsOfItsDefinition) {
+  for (const char* norm : {"pre", "sandwich"}) {
+    EncoderOptions options = small();
+    options.layers = 6;
+    options.norm = norm;
+    options.positions = "learned";
+    options.reversible = true;
+    const auto encoder = make_encoder(options);
+    {
+      const torch::NoGradGuard changing;
+      for (const Tensor& parameter : encoder->parameters())
+        parameter.add_(torch::randn_like(parameter) * 0.1);
+    }
+    std::map<std::string, Tensor> copies;
+    for (const auto& [name, parameter] : named(*encoder))
+      copies[name] = parameter.clone().requires_grad_();
+    const Tensor ids =
+        torch::tensor({{1, 2, 3, 4, 5, 6, 7}, {8, 3, 2, 1, 5, 5, 2}}, torch::kLong);
+    Pass pass;
+    const Tensor got =
+        encoder->forward(ids, torch::ones_like(ids, torch::kBool), pass).x;
+    const Tensor expected = torch::stack({defined(options, copies, ids[0], true),
+                                          defined(options, copies, ids[1], true)});
+    EXPECT_TRUE(close(got, expected)) << norm;
+    const Tensor weights = torch::randn_like(got);
+    (got * weights).sum().backward();
+    (expected * weights).sum().backward();
+    for (const auto& entry : encoder->named_parameters())
+      EXPECT_TRUE(close(entry.value().grad(), copies.at(entry.key()).grad(), 1e-9))
+          << norm << ", " << entry.key();
   }
 }
 
@@ -216,9 +261,92 @@ EncoderOptions with_dropout() {
 
 TEST(Encoder, RecomputesToTheSameBits) {
   EncoderOptions options = with_dropout();
-  const auto kept = gradients(options);
-  options.recompute = true;
-  expect_equal_bits(kept, gradients(options));
+  for (const char* attention : {"dense", "{name: reformer, chunk: 2, rounds: 2}"}) {
+    options.attention = Value::parse(attention);
+    options.recompute = false;
+    const auto kept = gradients(options);
+    options.recompute = true;
+    expect_equal_bits(kept, gradients(options));
+  }
+}
+
+// Going back meets the drops and the buckets of going forward: otherwise what is taken
+// off is not what was added, and gradients are far from differences.
+TEST(Encoder, ReversesWithTheSameDrawsAndChoices) {
+  EncoderOptions options = with_dropout();
+  options.layers = 5;
+  options.reversible = true;
+  options.attention = Value::parse("{name: reformer, chunk: 2, rounds: 2}");
+  const auto encoder = make_encoder(options);
+  const auto [ids, tokens] = some_input();
+  const auto loss = [&, &ids = ids, &tokens = tokens] {
+    Pass pass;
+    pass.training = true;
+    pass.draw = Draw(3, 11);
+    return encoder->forward(ids, tokens, pass).x.slice(1, 0, 2).sin().sum();
+  };
+  loss().backward();
+  constexpr double kStep = 1e-6;
+  for (const char* name : {"positions", "layer0.mixer.q_weight", "layer2.in_weight"}) {
+    Tensor parameter = encoder->named_parameters()[name];
+    const Tensor direction = torch::randn_like(parameter);
+    const double slope = (parameter.grad() * direction).sum().item<double>();
+    const torch::NoGradGuard moving;
+    parameter.add_(direction, kStep);
+    const double up = loss().item<double>();
+    parameter.sub_(direction, 2 * kStep);
+    const double down = loss().item<double>();
+    parameter.add_(direction, kStep);
+    EXPECT_NEAR((up - down) / (2 * kStep), slope, 1e-5 * (1 + std::abs(slope))) << name;
+  }
+}
+
+// The peak of a forward and a backward pass, in bytes.
+int64_t peak_of(int64_t layers, bool reversible) {
+  constexpr int64_t kTokens = 3000;
+  EncoderOptions options = small();
+  options.layers = layers;
+  options.embedding = 8;
+  options.heads = 1;
+  options.inner = 8;
+  options.attention = "local";
+  options.reversible = reversible;
+  torch::manual_seed(5);
+  Encoder encoder(options, 9, kTokens, true);
+  const Tensor ids = torch::ones({1, kTokens}, torch::kLong), tokens = ids > 0;
+  const PeakBytes peak(torch::kCPU);
+  Pass pass;
+  encoder.forward(ids, tokens, pass).x.square().sum().backward();
+  return peak.newly();
+}
+
+TEST(Encoder, ReversibleLayersTakeTheSameMemoryForAnyDepth) {
+  peak_of(2, true);  // layouts that are kept
+  const auto few = static_cast<double>(peak_of(2, true));
+  EXPECT_LT(static_cast<double>(peak_of(8, true)), 1.1 * few);
+  EXPECT_LT(static_cast<double>(peak_of(32, true)), 1.1 * few);
+  EXPECT_GT(static_cast<double>(peak_of(8, false)), 2.5 * few);
+}
+
+TEST(Encoder, ReversibleStreamsStayFloatInBfloat16) {
+  EncoderOptions options = small();
+  options.layers = 12;
+  options.reversible = true;
+  const auto encoder = make_encoder(options);
+  convert(*encoder, torch::kCPU, torch::kBFloat16);
+  const auto [ids, tokens] = some_input();
+  const auto slope = [&, &ids = ids, &tokens = tokens] {
+    Pass pass;
+    const Tensor out = encoder->forward(ids, tokens, pass).x;
+    EXPECT_EQ(out.scalar_type(), encoder->parameters()[0].scalar_type());
+    out.to(torch::kDouble).select(1, 0).sin().sum().backward();
+    Tensor& grad = encoder->named_parameters()["embedding"].mutable_grad();
+    return std::exchange(grad, Tensor()).to(torch::kDouble);
+  };
+  const Tensor low = slope();
+  convert(*encoder, torch::kCPU, torch::kDouble);
+  const Tensor exact = slope();
+  EXPECT_LT((low - exact).norm().item<double>(), 0.05 * exact.norm().item<double>());
 }
 
 TEST(Encoder, GivesTheSameBitsOnAnyNumberOfThreads) {
@@ -272,8 +400,10 @@ TEST(Encoder, LowRankMapsAreProductsOfTwo) {
   EXPECT_TRUE(
       close(low->forward(ids, tokens, one).x, full->forward(ids, tokens, other).x));
   options.attention = "star";
-  EXPECT_EQ(refusal([&] { make_encoder(options); }),
-            "star: makes its own projections, of full rank, so rank must be 0, got 3");
+  EXPECT_EQ(
+      refusal([&] { make_encoder(options); }),
+      "star: makes its own projections, so rank must be 0 and bias of projections "
+      "false, got rank 3 and bias 0");
 }
 
 TEST(Encoder, AStackTakesThePlaceOfLayers) {
@@ -504,6 +634,26 @@ TEST(Classifier, CountsParametersAndArithmetic) {
             2 * (4 * (products + attention) + kWidth * kInner + kInner * kClasses));
 }
 
+TEST(Encoder, RefusesReversibleLayersThatCannotBe) {
+  const auto refused = [](const char* key, const char* value) {
+    EncoderOptions options = small();
+    options.layers = 1;
+    options.reversible = true;
+    ConfigReader(fields(options)).set(key, value);
+    return refusal([&] { make_encoder(options); });
+  };
+  EXPECT_EQ(refused("norm", "post"),
+            "model.reversible: a norm after the residual, model.norm: post, cannot be "
+            "run backwards; use pre or sandwich");
+  EXPECT_EQ(refused("recompute", "true"),
+            "model.reversible: activations are computed again anyway, so "
+            "model.recompute must be false");
+  EXPECT_EQ(refused("attention", "star"),
+            "model.reversible: star has a residual of its own, which cannot be run "
+            "backwards");
+  EXPECT_EQ(refused("attention", "dense"), "accepted");
+}
+
 TEST(Encoder, PutsGlobalTokensInFront) {
   EncoderOptions options = small();
   options.attention = Value::parse("{name: longformer, window: 1}");
@@ -547,6 +697,11 @@ TEST(Encoder, LeadsASecondStreamPastLayersThatHaveNone) {
   EXPECT_EQ(refusal([&] { make_encoder(options); }),
             "model.recompute: etc hands on a second stream, which layers that are "
             "computed again do not");
+  options.recompute = false;
+  options.reversible = true;
+  EXPECT_EQ(refusal([&] { make_encoder(options); }),
+            "model.reversible: etc hands on a second stream or a carry, which "
+            "reversible layers do not");
 }
 
 }  // namespace

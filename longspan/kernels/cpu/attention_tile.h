@@ -284,13 +284,13 @@ void transpose_in(const Rows& rows, int64_t width, Number factor, Number* to) {
   constexpr int64_t kAtOnce = sizeof(Number) == sizeof(float) ? 4 : 1;
   for (int64_t lane = 0; lane < kTile; lane += kAtOnce) {
     const Number* some[kAtOnce];
-    bool all = kAtOnce == 4;
-    for (int64_t i = 0; i < kAtOnce; ++i) all &= (some[i] = rows(lane + i)) != nullptr;
+    for (int64_t i = 0; i < kAtOnce; ++i) some[i] = rows(lane + i);
     int64_t x = 0;
-    if (all)
+    if constexpr (kAtOnce == 4)
       for (; x + 4 <= width; x += 4) {
-        Four block[4];
-        for (int i = 0; i < 4; ++i) std::memcpy(&block[i], some[i] + x, sizeof(Four));
+        Four block[4] = {};
+        for (int i = 0; i < 4; ++i)
+          if (some[i]) std::memcpy(&block[i], some[i] + x, sizeof(Four));
         transpose(block);
         for (int i = 0; i < 4; ++i) {
           block[i] *= static_cast<float>(factor);
@@ -310,10 +310,9 @@ void transpose_out(const Number* from, int64_t width, const Number* factors,
   constexpr int64_t kAtOnce = sizeof(Number) == sizeof(float) ? 4 : 1;
   for (int64_t lane = 0; lane < kTile; lane += kAtOnce) {
     Number* some[kAtOnce];
-    bool all = kAtOnce == 4;
-    for (int64_t i = 0; i < kAtOnce; ++i) all &= (some[i] = rows(lane + i)) != nullptr;
+    for (int64_t i = 0; i < kAtOnce; ++i) some[i] = rows(lane + i);
     int64_t x = 0;
-    if (all)
+    if constexpr (kAtOnce == 4)
       for (; x + 4 <= width; x += 4) {
         Four block[4];
         for (int i = 0; i < 4; ++i)
@@ -321,7 +320,7 @@ void transpose_out(const Number* from, int64_t width, const Number* factors,
         transpose(block);
         for (int i = 0; i < 4; ++i) {
           block[i] *= static_cast<float>(factors[lane + i]);
-          std::memcpy(some[i] + x, &block[i], sizeof(Four));
+          if (some[i]) std::memcpy(some[i] + x, &block[i], sizeof(Four));
         }
       }
     for (; x < width; ++x)
