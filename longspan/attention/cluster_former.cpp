@@ -113,9 +113,11 @@ class ClusterFormer final : public Mixer {
         stride_(settings.integer("stride")),
         refresh_(settings.integer("refresh")),
         apart_(settings.flag("same_cluster")) {
-    require(stride_ <= window_, "stride must be at most the window of ", window_,
-            " tokens, got ", stride_);
-    if (settings.word("kind") == "windows") return;
+    if (settings.word("kind") == "windows") {
+      require(stride_ <= window_, "stride must be at most the window of ", window_,
+              " tokens, got ", stride_);
+      return;
+    }
     centroids_ = register_buffer(
         "centroids", torch::randn({settings.integer("clusters"), sizes.embedding}));
     bank_.emplace(*this, settings, sizes.embedding);

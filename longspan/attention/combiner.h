@@ -4,7 +4,7 @@
 //
 // A summary stands for its span by a pooled key; its value is the attention over the
 // span of a pooled query. So every key that may be seen has a weight, in exactly one
-// way.
+// way. Dropout is of the weights of keys and summaries, not inside a span.
 
 #pragma once
 

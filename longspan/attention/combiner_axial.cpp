@@ -202,10 +202,9 @@ Tensor CombinerAxial::attended(const Grid& grid, Axial part, Pass& pass) const {
   std::vector<Source> in_row = {
       {.k = rows.k,
        .v = rows.v,
-       .layout = own_line(count, width, causal ? Along::until : Along::others),
+       .layout = causal ? own_line(count, width, Along::until)
+                        : Layout(count, count, block_of_keys(width)),
        .to = open_where(rows.real)}};
-  const auto itself = own_line(count, 1, Along::until);
-  if (!causal) in_row[0].layout = Layout(count, count, block_of_keys(width));
   const Layout in_past = own_line(count, height, past);
   std::vector<Source> in_column = {{.k = columns.k,
                                     .v = columns.v,
@@ -266,6 +265,7 @@ Tensor CombinerAxial::whole(const Tensor& q, const Tensor& k, const Tensor& v,
 
 Tensor CombinerAxial::run(const Tensor& q, const Tensor& k, const Tensor& v,
                           Pass& pass) {
+  if (q.size(2) == 0) return q.new_zeros({q.size(0), q.size(1), 0, v.size(3)});
   if (!pass.state) return whole(q, k, v, pass);
   Record& state = *pass.state;
   if (state.tokens == 0) {

@@ -47,7 +47,7 @@ class CombinerFixed final : public Combiner {
                             equal_spans(whole, span_, span_));
     if (pass.state) {
       summaries = summaries.joined(pass.state->part("summaries"));
-      pass.state->set("q", all.slice(2, whole));
+      pass.state->set("q", all.slice(2, whole).clone());
       keep_keys(*pass.state, torch::arange(whole, held));
     }
     const int64_t spans = summaries.k.size(2);

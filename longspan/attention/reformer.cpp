@@ -113,7 +113,7 @@ class Reformer final : public Attention {
 
   // [H, d, R, C]; in training other ones each time.
   Tensor rotations(Pass& pass) const {
-    if (!redraw_ || !pass.training) return rotations_;
+    if (!redraw_ || !pass.training || pass.state) return rotations_;
     return normal(pass.draw.key(), rotations_);
   }
 
@@ -460,8 +460,10 @@ constinit const Mechanism catalogue::reformer{
     .state = "keys, values and buckets of all tokens: N*H*(d + dv + rounds)",
     .state_size =
         [](const Settings& settings, const Sizes& sizes, int64_t tokens) {
-          return tokens * sizes.heads *
-                 (sizes.head_width + sizes.value_width + settings.integer("rounds"));
+          // And of each token whether it counts, and its segment.
+          return tokens * (sizes.heads * (sizes.head_width + sizes.value_width +
+                                          settings.integer("rounds")) +
+                           2);
         },
     .projections = Projections::qk_v,
     .by_content = true,

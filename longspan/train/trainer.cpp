@@ -193,12 +193,17 @@ class Training {
     torch::nn::Module& model = objective_.model();
     model.train();
     optimizer_.clear_gradients();
+    buffers_.clear();
+    for (const Tensor& buffer : model.buffers()) buffers_.push_back(buffer.clone());
     int64_t examples = 0, tokens = 0;
     for (const Batch& batch : micro) examples += batch.examples();
     Tensor loss_sum, right_sum;
     int64_t flops = 0;
     for (size_t i = 0; i < micro.size(); ++i) {
-      if (StopSignals::noted()) return false;
+      if (StopSignals::noted()) {
+        restore_buffers();
+        return false;
+      }
       const Batch batch = micro[i].to(device_);
       tokens += batch.real_tokens;
       Pass pass;
@@ -247,6 +252,14 @@ class Training {
     return true;
   }
 
+  // Those that training changes (centroids, banks) as they were before a step that is
+  // given up.
+  void restore_buffers() {
+    const torch::NoGradGuard restoring;
+    std::vector<Tensor> now = objective_.model().buffers();
+    for (size_t i = 0; i < now.size(); ++i) now[i].copy_(buffers_[i]);
+  }
+
   void check_health(double loss, double norm) {
     const std::string number = std::to_string(state_.step + 1);
     std::string trouble;
@@ -265,6 +278,7 @@ class Training {
       trouble = "the loss of step " + number + ", " + in_words(loss) +
                 ", has diverged from " + in_words(state_.first_loss) + " at the first";
     if (trouble.empty()) return;
+    restore_buffers();
     if (saved_ != state_.step) save();
     trouble += "; the state before it is saved as " + checkpoints_.path(state_.step) +
                "; a lower train.learning_rate or a train.clip may help";
@@ -536,6 +550,7 @@ class Training {
   };
 
   Objective& objective_;
+  std::vector<Tensor> buffers_;  // before the step under way
   TrainOptions options_;
   RunOptions run_;
   torch::Device device_;

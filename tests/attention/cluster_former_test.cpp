@@ -176,7 +176,7 @@ TEST(ClusterFormer, WindowsHaveNoBank) {
 }
 
 TEST(ClusterFormer, RefusesWindowsWithGaps) {
-  EXPECT_EQ(refusal([] { mixer("{window: 8, stride: 9}"); }),
+  EXPECT_EQ(refusal([] { mixer("{kind: windows, window: 8, stride: 9}"); }),
             "cluster_former: stride must be at most the window of 8 tokens, got 9");
 }
 
