@@ -184,6 +184,12 @@ TEST(ATraining, GoesOnWithEveryOption) {
   expect_survives_signals(ema, "a moving average, a ramp, double, recomputed", again);
 }
 
+TEST(ATraining, GoesOnWithBuffersThatItChanges) {
+  EncoderOptions encoder = small_model();
+  encoder.attention = Value::parse("{name: routing, clusters: 3, decay: 0.5}");
+  expect_survives_signals(small_training(), "centroids", encoder);
+}
+
 TEST(ATraining, GoesOnInBfloat16) {
   TrainOptions options = small_training();
   options.precision = "bfloat16";
