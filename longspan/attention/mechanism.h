@@ -171,6 +171,9 @@ struct Abilities {
   bool bias = false;
   bool segments = false;
   bool global = false;
+  // A Mixer that hands pass.rotary on to projections inside it; an Attention between
+  // its projections always can, if it has queries and keys.
+  bool rotary = false;
   bool side = false;
   Carry carry = Carry::none;
   bool dropout = false;  // of attention weights

@@ -81,6 +81,7 @@ constinit const Mechanism catalogue::mixed{
             .decoding = true,
             .segments = true,
             .global = true,
+            .rotary = true,
             .dropout = true,
             .grouped = true},
     .state = "what its parts keep",

@@ -73,6 +73,9 @@ struct Pass {
   // [N] or [B, N] integer; undefined: in order, after `state`
   torch::Tensor positions = {};
   Bias bias = {};  // added to the scores; distances are of positions
+  // Base of the angles by which projections turn queries and keys at their positions
+  // (Su et al. 2021, arXiv:2104.09864); 0: they do not.
+  double rotary = 0;
   // Where keys and values come from if not from the layer's own tokens. An Attention is
   // handed them projected; it reads tokens and positions here.
   Stream context = {};
@@ -91,6 +94,8 @@ struct Pass {
   double dropout = 0;  // of attention weights, in training
   bool training = false;
   bool replay = false;  // activations are computed again: buffers must not change
+  // Mechanisms that draw the keys they meet do so; else they meet all there are.
+  bool sampling = false;
   std::map<std::string, torch::Tensor> losses = {};  // scalars the trainer adds
 
   bool crosses() const {

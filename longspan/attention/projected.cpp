@@ -1,6 +1,9 @@
 #include "longspan/attention/projected.h"
 
+#include <utility>
+
 #include "longspan/attention/head_axis.h"
+#include "longspan/attention/rotary.h"
 #include "longspan/base/error.h"
 #include "longspan/base/shapes.h"
 
@@ -9,19 +12,25 @@ namespace {
 
 using torch::Tensor;
 
-// Takes the decoding state out of a pass: the keys of a context are whole at once.
-class WithoutState {
+// Takes out of a pass what the projections have seen to: the decoding state of a
+// context, whose keys are whole at once, and the turning of queries and keys.
+class WithoutDone {
  public:
-  explicit WithoutState(Pass& pass) : pass_(pass), state_(pass.state) {
+  explicit WithoutDone(Pass& pass)
+      : pass_(pass), state_(pass.state), rotary_(std::exchange(pass.rotary, 0)) {
     if (pass.crosses()) pass.state = nullptr;
   }
-  ~WithoutState() { pass_.state = state_; }
-  WithoutState(const WithoutState&) = delete;
-  WithoutState& operator=(const WithoutState&) = delete;
+  ~WithoutDone() {
+    pass_.state = state_;
+    pass_.rotary = rotary_;
+  }
+  WithoutDone(const WithoutDone&) = delete;
+  WithoutDone& operator=(const WithoutDone&) = delete;
 
  private:
   Pass& pass_;
   Record* state_;
+  double rotary_;
 };
 
 }  // namespace
@@ -113,18 +122,38 @@ Heads Projected::heads(const Tensor& x, Pass& pass) {
   return heads;
 }
 
+Heads Projected::turned(Heads heads, Pass& pass) const {
+  if (pass.rotary == 0) return heads;
+  require(!pass.crosses(), mechanism().name,
+          ": pass.rotary turns tokens of one sequence, got a context");
+  const bool one = heads.k.is_same(heads.q);
+  const Tensor at = pass.positions.defined()
+                        ? pass.positions
+                        : torch::arange(heads.q.size(2), heads.q.options().dtype(torch::kLong)) +
+                              (pass.state ? pass.state->tokens : 0);
+  const auto turn = [&](const Tensor& x) {
+    return x.defined() ? rotated(x, at, pass.rotary) : x;
+  };
+  heads.q = turn(heads.q);
+  heads.k = one ? heads.q : turn(heads.k);
+  pass.global.q = turn(pass.global.q);
+  pass.global.k = turn(pass.global.k);
+  return heads;
+}
+
 Tensor Projected::joined(const Tensor& heads) const {
   return out_(joined_heads(heads));
 }
 
 Tensor Projected::run(const Tensor& x, Pass& pass) {
-  const auto [q, k, v] = heads(x, pass);
-  const WithoutState whole(pass);
+  const auto [q, k, v] = turned(heads(x, pass), pass);
+  const WithoutDone rest(pass);
   return joined(attention_->forward(q, k, v, pass));
 }
 
 Tensor Projected::define(const Tensor& x, Pass& pass) {
-  const auto [q, k, v] = heads(x, pass);
+  const auto [q, k, v] = turned(heads(x, pass), pass);
+  const WithoutDone rest(pass);
   return joined(attention_->reference(q, k, v, pass));
 }
 

@@ -34,6 +34,7 @@ class Projected final : public Mixer {
   Linear copied(const std::string& name, const Linear& from);
   bool projects_together(const torch::Tensor& x, const Pass& pass) const;
   Heads heads(const torch::Tensor& x, Pass& pass);
+  Heads turned(Heads heads, Pass& pass) const;  // by pass.rotary
   torch::Tensor joined(const torch::Tensor& heads) const;
 
   Sizes sizes_;

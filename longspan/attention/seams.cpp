@@ -95,6 +95,17 @@ auto Part::guarded(Pass& pass, Work work) const {
   }
 }
 
+namespace {
+
+// Whether its projections, or those inside it, can turn queries and keys.
+bool can_turn(const Mechanism& row) {
+  if (!std::holds_alternative<Mechanism::Make<Attention>>(row.make))
+    return row.can.rotary;
+  return row.projections != Projections::v && row.projections != Projections::none;
+}
+
+}  // namespace
+
 void Part::check_pass(const Pass& pass, int64_t examples, int64_t tokens) const {
   const auto& [name, can] = std::tie(mechanism_->name, mechanism_->can);
   const auto refuse = [&](bool asked, bool able, const char* what) {
@@ -117,6 +128,8 @@ void Part::check_pass(const Pass& pass, int64_t examples, int64_t tokens) const 
     refuse(pass.positions.defined(), can.positions,
            "takes no positions, got pass.positions");
     refuse(pass.bias.defined(), can.bias, "takes no bias of scores, got pass.bias");
+    refuse(pass.rotary != 0, can_turn(*mechanism_),
+           "has no queries and keys that could be turned, got pass.rotary");
     refuse(pass.side.x.defined(), can.side, "has no second stream, got pass.side");
     refuse(pass.carry != nullptr, can.carry != Carry::none,
            "keeps nothing from batch to batch, got pass.carry");
@@ -169,6 +182,9 @@ namespace {
 void check_heads(const Mechanism& row, const Tensor& q, const Tensor& k,
                  const Tensor& v, const Pass& pass) {
   const auto& name = row.name;
+  require(pass.rotary == 0, name,
+          ": is handed queries and keys, so pass.rotary must be 0; turn them by ",
+          "rotated() before");
   require(v.defined() && v.dim() == 4, name, ": v must be [B, Hk, M, dv], got ",
           shape(v));
   if (row.projections == Projections::v) return;

@@ -57,40 +57,39 @@ void bench_model(const Experiment& experiment, const BenchOptions& options) {
   const int64_t batch = options.batch > 0 ? options.batch : device.is_cuda() ? 32 : 1;
   const int64_t length = task.longest;
   torch::manual_seed(static_cast<uint64_t>(one.train.seed));
-  const auto random_batch = [&](int64_t examples) {
-    const auto classes = static_cast<int64_t>(task.labels.size());
-    return Batch{.ids = torch::randint(1, task.ids, {examples, length}, torch::kLong),
-                 .tokens = torch::ones({examples, length}, torch::kBool),
-                 .labels = torch::randint(0, classes, {examples}, torch::kLong),
-                 .real_tokens = examples * length}
-        .to(device);
+  const auto drawn_batch = [&](int64_t examples) {
+    return random_batch(task, examples, length).to(device);
   };
-  const int64_t flops = forward_flops(*model, length, device);
+  const int64_t flops = forward_flops(model, task, length, device);
 
-  model->eval();
-  const Batch input = random_batch(batch);
+  const auto objective = model.objective(task);
+  model.module().eval();
+  const Batch input = drawn_batch(batch);
   const Timing forward = measured(options.repeat, device, [&] {
     const torch::NoGradGuard without_gradients;
     Pass pass;
-    model->forward(input.ids, input.tokens, pass);
+    objective->evaluate(input, pass);
   });
 
-  model->train();
-  Classification objective(task, *model);
-  AdamW optimizer(named_parameters(*model), one.train.adamw);
+  model.module().train();
+  AdamW optimizer(named_parameters(model.module()), one.train.adamw);
   const int64_t whole = one.train.batch;
   const int64_t micro = one.train.micro_batch > 0 ? one.train.micro_batch : whole;
   std::vector<Batch> parts;
   for (int64_t first = 0; first < whole; first += micro)
-    parts.push_back(random_batch(std::min(micro, whole - first)));
+    parts.push_back(drawn_batch(std::min(micro, whole - first)));
   uint64_t step = 0;
   const Timing training = measured(options.steps, device, [&] {
-    model->zero_grad();
+    model.module().zero_grad();
     for (const Batch& part : parts) {
       Pass pass;
       pass.training = true;
       pass.draw = Draw(1, step);
-      (objective.evaluate(part, pass).loss / static_cast<double>(whole)).backward();
+      pass.sampling = true;
+      const auto answers = static_cast<double>(part.answers);
+      const double share =
+          static_cast<double>(part.examples()) / static_cast<double>(whole);
+      (objective->evaluate(part, pass).loss * (share / answers)).backward();
     }
     optimizer.step(1e-6);
     ++step;
@@ -115,7 +114,7 @@ void bench_model(const Experiment& experiment, const BenchOptions& options) {
     };
     std::cout << nlohmann::ordered_json{{"device", device.str()},
                                         {"length", length},
-                                        {"parameters", parameter_count(*model)},
+                                        {"parameters", parameter_count(model.module())},
                                         {"forward_flops", flops},
                                         {"forward", of(forward, batch, 1)},
                                         {"training_step", of(training, whole, 3)}}
@@ -123,7 +122,7 @@ void bench_model(const Experiment& experiment, const BenchOptions& options) {
               << '\n';
     return;
   }
-  std::cout << parameter_count(*model) << " parameters; " << std::setprecision(3)
+  std::cout << parameter_count(model.module()) << " parameters; " << std::setprecision(3)
             << static_cast<double>(flops) / 1e9 << " GFLOP forward for one sequence of "
             << length << " tokens; on " << device.str() << '\n';
   const auto line = [&](const char* what, int64_t examples, double factor,
@@ -170,8 +169,8 @@ void add_bench(CLI::App& program) {
   count("--steps", options->steps, 1, "training steps, of train.batch sequences");
   model->add_flag("--json", options->json, "one line of JSON");
   model->callback([=] {
-    const Experiment resolved = experiment->resolved();
-    if (!experiment->dumped(resolved)) bench_model(resolved, *options);
+    Experiment resolved = experiment->resolved();
+    if (!experiment->dumped(fields(resolved))) bench_model(resolved, *options);
   });
   add_bench_kernels(*verb);
   add_bench_attention(*verb);

@@ -53,15 +53,16 @@ void print(const Mechanism& mechanism) {
 void print(const Experiment& experiment) {
   const Task task = outline_task(experiment.task);
   const auto model = make_model(experiment, task);
-  const EncoderOptions& options = experiment.model;
+  const TransformerOptions& options = experiment.model;
   std::cout << options.layers << " layers of " << options.attention.text() << ", "
             << options.heads << " heads, " << options.embedding << " wide; "
             << task.name << " with " << task.ids << " ids, " << task.longest
             << " tokens at most\n";
   std::map<std::string, int64_t> parts;
-  for (const auto& entry : model->named_parameters()) {
+  for (const auto& entry : model.module().named_parameters()) {
     std::string part = entry.key();
-    if (part.starts_with("encoder.")) part = part.substr(8);
+    for (const std::string_view outer : {"encoder.", "transformer."})
+      if (part.starts_with(outer)) part = part.substr(outer.size());
     part = part.substr(0, part.find('.'));
     parts[part] += entry.value().numel();
   }
@@ -69,9 +70,9 @@ void print(const Experiment& experiment) {
     std::cout << "  " << std::left << std::setw(24) << part << std::right
               << std::setw(12) << count << '\n';
   std::cout << "  " << std::left << std::setw(24) << "parameters" << std::right
-            << std::setw(12) << parameter_count(*model) << '\n';
+            << std::setw(12) << parameter_count(model.module()) << '\n';
   const auto flops = static_cast<double>(
-      forward_flops(*model, task.longest, device_of(experiment.train)));
+      forward_flops(model, task, task.longest, device_of(experiment.train)));
   std::cout << "  forward pass of one sequence of " << task.longest
             << " tokens: " << std::setprecision(4) << flops / 1e9
             << " GFLOP; a training step of " << experiment.train.batch << ": "
@@ -176,8 +177,8 @@ void add_describe(CLI::App& program) {
     }
     if (!options->has_files())
       throw UsageError("describe needs the name of a mechanism, or -c CONFIG");
-    const Experiment experiment = options->resolved();
-    if (!options->dumped(experiment)) print(experiment);
+    Experiment experiment = options->resolved();
+    if (!options->dumped(fields(experiment))) print(experiment);
   });
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 struct EvalOptions {
   std::string run, checkpoint = "best", split = "test", file, data, device;
-  int64_t batch = 16;
+  int64_t batch = 16, samples = 0;
   bool json = false;
 };
 
@@ -33,26 +33,30 @@ void evaluate(const EvalOptions& options) {
     task.test = read_examples(trained.task, from, options.file);
   }
   const std::string split = options.file.empty() ? options.split : "test";
-  Classification objective(task, *trained.model);
-  const Examples& examples = task.split(split);
-  const Score result =
-      *score(objective, examples, options.batch, device_of(trained.experiment.train));
+  const auto objective = trained.model.objective(task);
+  const Dataset& examples = task.split(split);
+  const Score result = *score(*objective, examples,
+                              {.batch = options.batch,
+                               .device = device_of(trained.experiment.train),
+                               .samples = options.samples,
+                               .carry = &trained.carry});
+  const Measures measures = objective->measures(examples, result);
   if (options.json) {
-    std::cout << nlohmann::ordered_json{{"checkpoint", trained.checkpoint},
-                                        {"split",
-                                         options.file.empty() ? split : options.file},
-                                        {"accuracy", result.accuracy},
-                                        {"loss", result.loss},
-                                        {"examples", result.examples},
-                                        {"cut", examples.cut()}}
-                     .dump()
-              << '\n';
+    nlohmann::ordered_json json = {
+        {"checkpoint", trained.checkpoint},
+        {"split", options.file.empty() ? split : options.file},
+        {"accuracy", result.accuracy},
+        {"loss", result.loss},
+        {"answers", result.answers},
+        {"cut", examples.cut()}};
+    for (const auto& [name, value] : measures) json[name] = value;
+    std::cout << json.dump() << '\n';
     return;
   }
   // The guesses are judged on the test set alone.
   const bool judged = options.file.empty() && split == "test";
   print_scores("right on " + (options.file.empty() ? split : options.file), result,
-               judged ? task.references : std::vector<Reference>{});
+               measures, judged ? task.references : std::vector<Reference>{});
   if (examples.cut() > 0)
     std::cout << examples.cut() << " of them were cut at " << task.longest
               << " tokens\n";
@@ -82,6 +86,11 @@ void add_eval(CLI::App& program) {
   verb->add_option("--batch", options->batch, "examples at once")
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20));
+  verb->add_option("--samples", options->samples,
+                   "the mean of the probabilities of so many passes, for mechanisms "
+                   "that draw the keys they meet (ssa); 0: one pass that meets all")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 10000));
   verb->add_flag("--json", options->json, "one line of JSON");
   add_threads(*verb);
   verb->callback([=] { evaluate(*options); });

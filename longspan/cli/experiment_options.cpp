@@ -1,6 +1,7 @@
 #include "longspan/cli/experiment_options.h"
 
 #include <iostream>
+#include <utility>
 
 #include "longspan/base/words.h"
 #include "longspan/cli/commands.h"
@@ -63,21 +64,25 @@ ExperimentOptions::Extras ExperimentOptions::extras() const {
   return extras;
 }
 
-Experiment ExperimentOptions::resolved(const std::string& first) const {
+void ExperimentOptions::resolve(Fields into, const std::string& first) const {
   const Extras given = extras();
-  return argument([&] {
-    Experiment experiment;
-    ConfigReader reader(fields(experiment));
+  argument([&] {
+    ConfigReader reader(std::move(into));
     if (!first.empty()) reader.read_file(first);
     for (const std::string& file : files_) reader.read_file(file);
     for (const auto& [name, value] : shorthands_) reader.set(name, value);
     for (const auto& [name, value] : given.values) reader.set(name, value);
-    return experiment;
   });
 }
 
-bool ExperimentOptions::dumped(Experiment experiment) const {
-  if (dump_) std::cout << config_text(fields(experiment), /*helpful=*/true);
+Experiment ExperimentOptions::resolved(const std::string& first) const {
+  Experiment experiment;
+  resolve(fields(experiment), first);
+  return experiment;
+}
+
+bool ExperimentOptions::dumped(const Fields& fields) const {
+  if (dump_) std::cout << config_text(fields, /*helpful=*/true);
   return dump_;
 }
 

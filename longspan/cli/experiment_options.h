@@ -23,9 +23,11 @@ class ExperimentOptions {
   // The standard values, replaced by those of `first` (a file, or none), of the files
   // and of the command line. Every mistake is a UsageError.
   Experiment resolved(const std::string& first = "") const;
+  // The same for options that hold more than an experiment; `into` are their fields.
+  void resolve(Fields into, const std::string& first = "") const;
 
   // Prints the configuration if that was asked for.
-  bool dumped(Experiment experiment) const;
+  bool dumped(const Fields& fields) const;
 
   bool has_files() const { return !files_.empty(); }
 

@@ -10,8 +10,9 @@
 
 namespace longspan::cli {
 
-// The accuracy with its standard error, then the references.
+// The accuracy with its standard error, what the score means in the terms of the task,
+// then the references.
 void print_scores(const std::string& title, const Score& score,
-                  const std::vector<Reference>& references);
+                  const Measures& measures, const std::vector<Reference>& references);
 
 }  // namespace longspan::cli

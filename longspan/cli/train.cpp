@@ -21,10 +21,13 @@ void print(const RunResult& result, const std::string& folder) {
             << " s\n"
             << "best by validation: step " << training.best->step << ", "
             << percent(training.best->score.accuracy) << " of "
-            << training.best->score.examples << "\n\n";
-  print_scores("right on the test set", *training.test, result.references);
+            << training.best->score.answers << "\n\n";
+  print_scores("right on the test set", *training.test, result.test,
+               result.references);
   std::cout << "\nkept in " << folder << "; `longspan eval " << folder
-            << "` and `longspan predict " << folder << "` use it\n";
+            << "` and `longspan "
+            << (result.goal == Goal::next_token ? "generate " : "predict ") << folder
+            << "` use it\n";
 }
 
 }  // namespace
@@ -52,8 +55,8 @@ void add_train(CLI::App& program) {
     const std::string stored = run->folder + "/config.yaml";
     const bool goes_on = !run->resume.empty() && !run->folder.empty() &&
                          access(stored.c_str(), F_OK) == 0;
-    const Experiment experiment = options->resolved(goes_on ? stored : "");
-    if (options->dumped(experiment)) return;
+    Experiment experiment = options->resolved(goes_on ? stored : "");
+    if (options->dumped(fields(experiment))) return;
     if (run->folder.empty())
       throw UsageError("--out is required: the folder of the run");
     const RunResult result = run_experiment(experiment, *run);

@@ -12,6 +12,7 @@
 #include "longspan/base/error.h"
 #include "longspan/base/random.h"
 #include "longspan/base/whole_file.h"
+#include "longspan/data/random_words.h"
 
 namespace longspan {
 namespace {
@@ -28,31 +29,6 @@ std::string_view word(uint8_t token) {
   if (is_digit(token)) return {kDigits + token, 1};
   return kWords[token - kFirstOperator];
 }
-
-// Random words one after the other, for one candidate.
-class Words {
- public:
-  explicit Words(Key key) : key_(key) {}
-
-  uint32_t next() {
-    if (at_ == 4) {
-      words_ = philox(key_, {place_++, 0, 0, 0});
-      at_ = 0;
-    }
-    return words_[at_++];
-  }
-
-  // 0 .. count - 1, all alike.
-  uint32_t below(uint32_t count) {
-    return static_cast<uint32_t>(uint64_t{next()} * count >> 32);
-  }
-
- private:
-  Key key_;
-  uint32_t place_ = 0;
-  int at_ = 4;
-  std::array<uint32_t, 4> words_ = {};
-};
 
 // Grows one expression; gives up where it becomes too long to be kept.
 class Grower {
@@ -89,7 +65,7 @@ class Grower {
     return static_cast<int64_t>(expression.size()) < options_.max_length;
   }
 
-  Words random_;
+  RandomWords random_;
   const ListOpsOptions& options_;
 };
 

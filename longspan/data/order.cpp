@@ -25,6 +25,8 @@ std::vector<int64_t> permutation(int64_t count, Key key) {
 Order::Order(std::vector<int64_t> lengths, const OrderOptions& options)
     : lengths_(std::move(lengths)), options_(options) {
   require(!lengths_.empty(), "there are no examples to train on");
+  require(options.streams <= static_cast<int64_t>(lengths_.size()), "there are ",
+          lengths_.size(), " examples, too few for ", options.streams, " streams");
 }
 
 void Order::shuffle(int64_t epoch) {
@@ -49,9 +51,23 @@ void Order::shuffle(int64_t epoch) {
     place = std::copy_n(sorted.begin() + number * batch, batch, place);
 }
 
+bool Order::begins(int64_t first) const {
+  return options_.streams > 0 && first % (options_.streams * stream_length()) == 0;
+}
+
+int64_t Order::stream_length() const {
+  return static_cast<int64_t>(lengths_.size()) / options_.streams;
+}
+
 std::vector<int64_t> Order::numbers(int64_t first, int64_t count) {
-  const auto epoch_size = static_cast<int64_t>(lengths_.size());
   std::vector<int64_t> numbers;
+  if (options_.streams > 0) {
+    for (int64_t at = first; at < first + count; ++at)
+      numbers.push_back(at % options_.streams * stream_length() +
+                        at / options_.streams % stream_length());
+    return numbers;
+  }
+  const auto epoch_size = static_cast<int64_t>(lengths_.size());
   for (int64_t at = first; at < first + count; ++at) {
     if (at / epoch_size != epoch_) shuffle(at / epoch_size);
     numbers.push_back(order_[static_cast<size_t>(at % epoch_size)]);

@@ -33,14 +33,16 @@ Tensor masked_mean(const Tensor& x, const Tensor& tokens) {
 
 }  // namespace
 
-Classifier::Classifier(const EncoderOptions& options, int64_t ids, int64_t longest,
+Classifier::Classifier(const TransformerOptions& options, int64_t ids, int64_t longest,
                        int64_t classes)
     : mean_(options.pooling == "mean") {
   require(classes >= 2, "a classifier needs two classes or more, got ", classes);
   const bool by_attention = options.pooling == "pma";
   encoder_ = register_module(
-      "encoder", std::make_shared<Encoder>(options, ids, longest,
-                                           /*cls=*/!mean_ && !by_attention));
+      "encoder", std::make_shared<Transformer>(
+                     options, Transformer::Inputs{.ids = ids,
+                                                  .longest = longest,
+                                                  .cls = !mean_ && !by_attention}));
   int64_t width = encoder_->sizes().embedding;
   if (by_attention) {
     pool_ = register_module("pool", std::make_shared<MultiheadBlock>(
@@ -77,16 +79,6 @@ int64_t parameter_count(const torch::nn::Module& module) {
   int64_t count = 0;
   for (const Tensor& parameter : module.parameters()) count += parameter.numel();
   return count;
-}
-
-int64_t forward_flops(Classifier& model, int64_t length, torch::Device device) {
-  const torch::NoGradGuard without_gradients;
-  const Tensor ids =
-      torch::zeros({1, length}, torch::TensorOptions(device).dtype(torch::kLong));
-  Pass pass;
-  const int64_t before = flops_counted();
-  model.forward(ids, torch::ones_like(ids, torch::kBool), pass);
-  return flops_counted() - before;
 }
 
 }  // namespace longspan

@@ -5,14 +5,14 @@
 #include <memory>
 
 #include "longspan/attention/multihead_block.h"
-#include "longspan/models/encoder.h"
+#include "longspan/models/transformer.h"
 
 namespace longspan {
 
 class Classifier : public torch::nn::Module {
  public:
   // For ids 0 .. ids - 1, at most `longest` tokens, and `classes` classes.
-  Classifier(const EncoderOptions& options, int64_t ids, int64_t longest,
+  Classifier(const TransformerOptions& options, int64_t ids, int64_t longest,
              int64_t classes);
 
   // ids: [B, N] integer; tokens: [B, N] bool, false at padding. Returns [B, classes],
@@ -20,12 +20,14 @@ class Classifier : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& ids, const torch::Tensor& tokens,
                         Pass& pass);
 
+  Carry carry() const { return encoder_->carry(); }
+
  private:
   // [B, E], of the tokens that count.
   torch::Tensor pooled(const Stream& tokens) const;
 
   bool mean_;  // pooling
-  std::shared_ptr<Encoder> encoder_;
+  std::shared_ptr<Transformer> encoder_;
   // Pooling by attention, with one seed: Lee et al. 2019, arXiv:1810.00825.
   std::shared_ptr<MultiheadBlock> pool_;
   torch::Tensor seed_;                         // [1, 1, E]
@@ -34,9 +36,5 @@ class Classifier : public torch::nn::Module {
 };
 
 int64_t parameter_count(const torch::nn::Module& module);
-
-// The operations of one forward pass over one sequence of `length` tokens, counted
-// while it runs.
-int64_t forward_flops(Classifier& model, int64_t length, torch::Device device);
 
 }  // namespace longspan

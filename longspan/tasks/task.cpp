@@ -67,7 +67,9 @@ std::string in_data(const TaskOptions& options, const std::string& file) {
   return options.data + (options.data.ends_with('/') ? "" : "/") + file;
 }
 
-const Examples& Task::split(std::string_view split_name) const {
+const Dataset& Task::split(std::string_view split_name) const {
+  if (const auto found = texts.find(split_name); found != texts.end())
+    return *found->second;
   if (split_name == "train") return train;
   if (split_name == "valid") return valid;
   require(split_name == "test", "no split '", split_name, "'",
@@ -75,15 +77,33 @@ const Examples& Task::split(std::string_view split_name) const {
   return test;
 }
 
+Batch random_batch(const Task& task, int64_t examples, int64_t length) {
+  Batch batch{.ids = torch::randint(1, task.ids, {examples, length}, torch::kLong),
+              .tokens = torch::ones({examples, length}, torch::kBool),
+              .real_tokens = examples * length};
+  if (task.goal == Goal::label) {
+    const auto classes = static_cast<int64_t>(task.labels.size());
+    batch.labels = torch::randint(0, classes, {examples}, torch::kLong);
+    batch.answers = examples;
+  } else {
+    batch.targets = torch::randint(1, task.ids, {examples, length}, torch::kLong);
+    batch.answers = examples * length;
+  }
+  return batch;
+}
+
 Task open_task(const TaskOptions& options) {
   Task task = find_kind(options.name).open(options);
-  if (task.longest == 0)
-    task.longest = std::max(
-        {task.train.longest(), task.valid.longest(), task.test.longest(), int64_t{1}});
+  if (task.longest == 0) {
+    task.longest = 1;
+    for (const char* split : {"train", "valid", "test"})
+      task.longest = std::max(task.longest, task.split(split).longest());
+  }
   task.facts.push_back("at most " + std::to_string(task.longest) + " tokens");
-  task.references.insert(
-      task.references.begin(),
-      {"always the commonest label", guess_accuracy(task.train, task.test, false)});
+  if (task.goal == Goal::label)
+    task.references.insert(
+        task.references.begin(),
+        {"always the commonest label", guess_accuracy(task.train, task.test, false)});
   return task;
 }
 

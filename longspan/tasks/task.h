@@ -4,11 +4,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "longspan/base/config.h"
+#include "longspan/data/dataset.h"
 #include "longspan/data/examples.h"
 #include "longspan/data/tokenizer.h"
 
@@ -43,14 +46,20 @@ struct Reference {
   double accuracy = 0;
 };
 
-// One kind of task: sequences to be put into classes. A program may fill it with
-// examples of its own.
+// What a model says: the label of a sequence; at every token, which one comes next; or
+// which tokens stood where some were hidden.
+enum class Goal : uint8_t { label, next_token, masked_tokens };
+
+// A program may fill it with examples of its own.
 struct Task {
   std::string name = {};
+  Goal goal = Goal::label;
   int64_t ids = 0;      // that tokens may have, padding, 0, included
   int64_t longest = 0;  // in tokens; longer sequences are cut. 0: not known yet
   std::vector<std::string> labels = {};
-  Examples train = {}, valid = {}, test = {};
+  Examples train = {}, valid = {}, test = {};  // with labels
+  // In place of the three where there are no labels, by the names of the splits.
+  std::map<std::string, std::shared_ptr<const Dataset>, std::less<>> texts = {};
   std::vector<Reference> references = {};  // learned from train, judged on test
   // Where examples come from, how they were split and cut into tokens; stated with
   // every result.
@@ -58,11 +67,19 @@ struct Task {
   std::string text_column = {};  // of texts in a user's file
   // Text that a user gives to the ids that the model reads.
   std::function<std::vector<int32_t>(const std::string& text)> encode = {};
+  // And back, for tasks whose answers are tokens.
+  std::function<std::string(std::span<const int32_t> ids)> decode = {};
+  // Ids that are no text; -1: there is none.
+  int32_t end_of_text = -1;  // between documents
+  int32_t mask = -1;         // stands for a hidden token
   // What restore_task() needs beside the options: two small files.
   std::string saved_labels = {}, saved_vocabulary = {};
 
-  const Examples& split(std::string_view name) const;  // train, valid or test
+  const Dataset& split(std::string_view name) const;  // train, valid or test
 };
+
+// A batch of sequences of `length` real tokens for a model of `task`, drawn by LibTorch.
+Batch random_batch(const Task& task, int64_t examples, int64_t length);
 
 // Reads the data of a task.
 Task open_task(const TaskOptions& options);

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "longspan/base/error.h"
+#include "longspan/base/flops.h"
 #include "longspan/base/read_file.h"
 #include "longspan/base/whole_file.h"
 #include "longspan/base/words.h"
@@ -96,14 +97,16 @@ void write_result(const std::string& folder, const RunResult& result) {
                                 {"flops", training.flops},
                                 {"peak_bytes", training.peak_bytes},
                                 {"parameters", result.parameters}};
-  const auto of = [](const Score& score) {
-    return nlohmann::ordered_json{{"loss", score.loss},
-                                  {"accuracy", score.accuracy},
-                                  {"examples", score.examples}};
+  const auto of = [](const Score& score, const Measures& measures) {
+    nlohmann::ordered_json json = {{"loss", score.loss},
+                                   {"accuracy", score.accuracy},
+                                   {"answers", score.answers}};
+    for (const auto& [name, value] : measures) json[name] = value;
+    return json;
   };
   if (training.best) {
-    out["best"] = {{"step", training.best->step}, {"valid", of(training.best->score)}};
-    if (training.test) out["best"]["test"] = of(*training.test);
+    out["best"] = {{"step", training.best->step}, {"valid", of(training.best->score, result.valid)}};
+    if (training.test) out["best"]["test"] = of(*training.test, result.test);
   }
   for (const Reference& reference : result.references)
     out["references"].push_back(
@@ -121,18 +124,46 @@ Fields fields(Experiment& experiment) {
   return all;
 }
 
-std::shared_ptr<Classifier> make_model(const Experiment& experiment, const Task& task) {
+torch::nn::Module& TaskModel::module() const {
+  if (classifier) return *classifier;
+  return *language;
+}
+
+std::unique_ptr<Objective> TaskModel::objective(const Task& task) const {
+  if (classifier) return std::make_unique<Classification>(task, *classifier);
+  return std::make_unique<LanguageModelling>(task, *language);
+}
+
+TaskModel make_model(const Experiment& experiment, const Task& task) {
   const int64_t longest =
       experiment.model.longest > 0 ? experiment.model.longest : task.longest;
   return argument([&] {
     require(longest >= task.longest, "model.longest, ", longest,
             ", is less than the longest sequence of the task, ", task.longest);
     torch::manual_seed(static_cast<uint64_t>(experiment.train.seed));
-    auto model = std::make_shared<Classifier>(experiment.model, task.ids, longest,
-                                              static_cast<int64_t>(task.labels.size()));
-    convert(*model, device_of(experiment.train), dtype_of(experiment.train));
+    TaskModel model;
+    if (task.goal == Goal::label)
+      model.classifier =
+          std::make_shared<Classifier>(experiment.model, task.ids, longest,
+                                       static_cast<int64_t>(task.labels.size()));
+    else
+      model.language = std::make_shared<LanguageModel>(
+          experiment.model, task.ids, longest,
+          task.goal == Goal::next_token ? LanguageModel::Sees::past
+                                        : LanguageModel::Sees::all);
+    convert(model.module(), device_of(experiment.train), dtype_of(experiment.train));
     return model;
   });
+}
+
+int64_t forward_flops(const TaskModel& model, const Task& task, int64_t length,
+                      torch::Device device) {
+  const torch::NoGradGuard without_gradients;
+  const Batch batch = random_batch(task, 1, length).to(device);
+  Pass pass;
+  const int64_t before = flops_counted();
+  model.objective(task)->evaluate(batch, pass);
+  return flops_counted() - before;
 }
 
 RunResult run_experiment(Experiment experiment, const RunOptions& run) {
@@ -140,15 +171,20 @@ RunResult run_experiment(Experiment experiment, const RunOptions& run) {
   const Task task = open_task(experiment.task);
   if (experiment.task.longest == 0) experiment.task.longest = task.longest;
   const auto model = make_model(experiment, task);
-  Classification objective(task, *model);
+  const auto objective = model.objective(task);
   if (exists(run.folder + "/config.yaml"))
     argument([&] { check_same(experiment, run.folder); });
   RunOptions prepared = run;
   prepared.begin = [&] { write_options(experiment, task, run); };
-  RunResult result{.training = train(objective, experiment.train, prepared),
-                   .parameters = parameter_count(*model),
+  RunResult result{.training = train(*objective, experiment.train, prepared),
+                   .goal = task.goal,
+                   .parameters = parameter_count(model.module()),
                    .references = task.references,
                    .facts = task.facts};
+  if (const auto& best = result.training.best)
+    result.valid = objective->measures(task.split("valid"), best->score);
+  if (const auto& test = result.training.test)
+    result.test = objective->measures(task.split("test"), *test);
   if (result.training.signal == 0) write_result(run.folder, result);
   return result;
 }
@@ -183,12 +219,15 @@ TrainedModel open_run(const std::string& folder, const std::string& checkpoint,
   trained.data = state->data;
   prepare_device(trained.experiment.train);
   trained.model = make_model(trained.experiment, trained.task);
-  load_weights(*trained.model, read_weights(trained.checkpoint), trained.checkpoint);
-  trained.model->eval();
+  trained.carry = load_weights(trained.model.module(), read_weights(trained.checkpoint),
+                               trained.checkpoint);
+  trained.model.module().eval();
   return trained;
 }
 
 std::vector<Prediction> TrainedModel::predict(const std::vector<std::string>& texts) {
+  require(model.classifier != nullptr, task.name,
+          " gives texts no labels; `generate` continues them");
   const torch::NoGradGuard without_gradients;
   const torch::Device device = device_of(experiment.train);
   Examples examples;
@@ -207,9 +246,11 @@ std::vector<Prediction> TrainedModel::predict(const std::vector<std::string>& te
     std::vector<int64_t> numbers(
         static_cast<size_t>(std::min(kAtOnce, examples.size() - first)));
     std::iota(numbers.begin(), numbers.end(), first);
-    const Batch batch = make_batch(examples, numbers, device).to(device);
+    const Batch batch = examples.batch(numbers, {.meant_for = device}).to(device);
     Pass pass;
-    const Tensor logits = model->forward(batch.ids, batch.tokens, pass);
+    Record kept = carry;
+    if (model.classifier->carry() == Carry::per_model) pass.carry = &kept;
+    const Tensor logits = model.classifier->forward(batch.ids, batch.tokens, pass);
     const Tensor shares =
         torch::softmax(logits, 1).to(torch::kDouble).cpu().contiguous();
     for (int64_t i = 0; i < shares.size(0); ++i) {

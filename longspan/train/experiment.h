@@ -24,21 +24,39 @@ namespace longspan {
 
 struct Experiment {
   TaskOptions task = {};
-  EncoderOptions model = {};
+  TransformerOptions model = {};
   TrainOptions train = {};
 };
 
 // Every option by its dotted name: "task.name", "model.layers", "train.steps".
 Fields fields(Experiment& experiment);
 
+// The model that the goal of a task asks for; the other is null.
+struct TaskModel {
+  std::shared_ptr<Classifier> classifier = {};
+  std::shared_ptr<LanguageModel> language = {};
+
+  torch::nn::Module& module() const;
+  // With the loss of the goal; `task` and the model must outlive it.
+  std::unique_ptr<Objective> objective(const Task& task) const;
+};
+
 // A new model for the task, its weights drawn from train.seed, on train.device.
-std::shared_ptr<Classifier> make_model(const Experiment& experiment, const Task& task);
+TaskModel make_model(const Experiment& experiment, const Task& task);
+
+// The operations of one forward pass over one sequence of `length` tokens, counted
+// while it runs.
+int64_t forward_flops(const TaskModel& model, const Task& task, int64_t length,
+                      torch::Device device);
 
 struct RunResult {
   TrainResult training = {};
+  Goal goal = Goal::label;
   int64_t parameters = 0;
   std::vector<Reference> references = {};
   std::vector<std::string> facts = {};
+  // What the scores of the best and of its test mean in the terms of the task.
+  Measures valid = {}, test = {};
 };
 
 // Opens the task, makes the model and trains it in run.folder. A folder that holds a
@@ -55,10 +73,12 @@ struct Prediction {
 struct TrainedModel {
   Experiment experiment = {};
   Task task = {};  // without examples
-  std::shared_ptr<Classifier> model = {};
+  TaskModel model = {};
+  Record carry = {};  // what the model keeps, if that is of the model
   std::string checkpoint = {};  // its folder
   uint32_t data = 0;            // fingerprint of the examples it was trained on
 
+  // The labels of texts.
   std::vector<Prediction> predict(const std::vector<std::string>& texts);
 };
 

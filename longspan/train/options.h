@@ -31,6 +31,7 @@ struct TrainOptions {
   int64_t bucket = 8;
   int64_t pad_to = 1;
   int64_t prefetch = 2;
+  double full_share = 0;
 
   double learning_rate = 1e-3;
   Value schedule = Value::List{};
@@ -40,7 +41,7 @@ struct TrainOptions {
 
   int64_t evaluate_every = 100;
   int64_t evaluate_batch = 0;
-  std::string best_by = "accuracy";
+  std::string best_by = "goal";
   int64_t patience = 0;
   std::string average = "none";
   double average_decay = 0.999;

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <iomanip>
+#include <map>
 #include <numeric>
 #include <span>
 #include <sstream>
@@ -45,19 +46,57 @@ int64_t total_steps(const Objective& objective, const TrainOptions& options) {
   return steps;
 }
 
-int64_t longest_of(const Examples& examples, std::span<const int64_t> numbers) {
+int64_t longest_of(const Dataset& examples, std::span<const int64_t> numbers) {
   int64_t longest = 1;
   for (const int64_t number : numbers)
-    longest = std::max(longest, examples.length(number));
+    longest = std::max(longest, number < 0 ? 0 : examples.length(number));
   return longest;
 }
 
 // Padded to a multiple of `pad_to` tokens, but not beyond `most`, the longest of all.
-Batch padded_batch(const Examples& examples, std::span<const int64_t> numbers,
-                   torch::Device device, int64_t pad_to, int64_t most) {
+Batch padded_batch(const Dataset& examples, std::span<const int64_t> numbers,
+                   const BatchOptions& options, int64_t pad_to, int64_t most) {
   const int64_t longest = longest_of(examples, numbers);
   const int64_t padded = (longest + pad_to - 1) / pad_to * pad_to;
-  return make_batch(examples, numbers, device, std::min(padded, most));
+  BatchOptions to = options;
+  to.tokens = std::min(padded, most);
+  return examples.batch(numbers, to);
+}
+
+// The mean of records that have the same tensors, by weights that add up to 1.
+Record mean_record(const std::vector<Record>& records,
+                   const std::vector<double>& weights) {
+  std::map<std::string, Tensor> mean;
+  for (size_t i = 0; i < records.size(); ++i)
+    for (const auto& [name, tensor] : records[i].saved()) {
+      Tensor& sum = mean[name];
+      if (!tensor.is_floating_point())
+        sum = tensor;  // counts, which are the same in all
+      else
+        sum = sum.defined() ? sum + tensor * weights[i] : tensor * weights[i];
+    }
+  return Record::restored(mean);
+}
+
+constexpr std::string_view kCarry = "carry.";
+
+NamedTensors carry_tensors(const Record& record, const std::string& prefix) {
+  NamedTensors tensors;
+  for (const auto& [name, tensor] : record.saved()) tensors[prefix + name] = tensor;
+  return tensors;
+}
+
+Record carry_from(const NamedTensors& tensors, const std::string& prefix,
+                  torch::Device device) {
+  std::map<std::string, Tensor> saved;
+  for (const auto& [name, tensor] : tensors)
+    if (name.starts_with(prefix)) saved[name.substr(prefix.size())] = tensor.to(device);
+  return saved.empty() ? Record() : Record::restored(saved);
+}
+
+std::string spaced(std::string name) {
+  std::ranges::replace(name, '_', ' ');
+  return name;
 }
 
 class Training {
@@ -96,15 +135,19 @@ class Training {
     last_log_ = {.seconds = seconds(), .tokens = state_.tokens};
     const std::vector<int64_t> all = lengths();
     longest_ = *std::ranges::max_element(all);
+    const bool in_streams = objective_.carry() == Carry::per_example;
     Order order(all, {.seed = static_cast<uint64_t>(options_.seed),
                       .batch = options_.batch,
-                      .bucket = options_.bucket});
-    Prefetch<std::vector<Batch>> batches(
+                      .bucket = options_.bucket,
+                      .streams = in_streams ? options_.batch : 0});
+    Prefetch<Work> batches(
         [&, step = state_.step, at = state_.examples]() mutable {
-          const int64_t count = batch_at(step++);
-          const auto numbers = order.numbers(at, count);
+          const int64_t count = batch_at(step);
+          Work work{.batches = micro_batches(order.numbers(at, count), step),
+                    .begins = order.begins(at)};
+          ++step;
           at += count;
-          return micro_batches(numbers);
+          return work;
         },
         options_.prefetch);
     const int64_t save_every =
@@ -136,8 +179,13 @@ class Training {
   }
 
  private:
+  struct Work {  // of a step
+    std::vector<Batch> batches;
+    bool begins = false;  // streams of examples do
+  };
+
   std::vector<int64_t> lengths() const {
-    const Examples& examples = objective_.examples("train");
+    const Dataset& examples = objective_.examples("train");
     std::vector<int64_t> all(static_cast<size_t>(examples.size()));
     for (int64_t i = 0; i < examples.size(); ++i)
       all[static_cast<size_t>(i)] = examples.length(i);
@@ -151,15 +199,19 @@ class Training {
     return first + (options_.batch - first) * step / options_.ramp_steps;
   }
 
-  std::vector<Batch> micro_batches(const std::vector<int64_t>& numbers) const {
+  std::vector<Batch> micro_batches(const std::vector<int64_t>& numbers,
+                                   int64_t step) const {
     const auto each = static_cast<size_t>(
         options_.micro_batch > 0 ? options_.micro_batch : options_.batch);
-    const Examples& examples = objective_.examples("train");
+    const Dataset& examples = objective_.examples("train");
     std::vector<Batch> made;
     const std::span all(numbers);
     for (size_t first = 0; first < all.size(); first += each) {
       const auto some = all.subspan(first, std::min(each, all.size() - first));
-      made.push_back(padded_batch(examples, some, device_, options_.pad_to, longest_));
+      const Key key = mix(mix(Key{static_cast<uint64_t>(options_.seed)}, first),
+                          static_cast<uint64_t>(step));
+      made.push_back(padded_batch(examples, some, {.meant_for = device_, .key = key},
+                                  options_.pad_to, longest_));
     }
     return made;
   }
@@ -188,15 +240,37 @@ class Training {
     return {};
   }
 
+  // What the passes of a step are given of what was carried so far: all the same, or
+  // each that of its own examples.
+  std::vector<Record> carries_of(const Work& work) const {
+    const size_t count = work.batches.size();
+    if (objective_.carry() == Carry::per_model)
+      return std::vector<Record>(count, carry_.empty() ? Record() : carry_[0]);
+    return carry_.size() == count && !work.begins ? carry_ : std::vector<Record>(count);
+  }
+
+  // Whether mechanisms that draw the keys they meet do so in the next step.
+  bool samples() const {
+    if (options_.full_share == 0) return true;
+    const auto all = static_cast<double>(total_steps(objective_, options_));
+    return static_cast<double>(state_.step) < all * (1 - options_.full_share);
+  }
+
   // One update of the weights; false, with nothing changed, if a signal came.
-  bool step(const std::vector<Batch>& micro) {
+  bool step(const Work& work) {
+    const std::vector<Batch>& micro = work.batches;
     torch::nn::Module& model = objective_.model();
     model.train();
     optimizer_.clear_gradients();
     buffers_.clear();
     for (const Tensor& buffer : model.buffers()) buffers_.push_back(buffer.clone());
-    int64_t examples = 0, tokens = 0;
-    for (const Batch& batch : micro) examples += batch.examples();
+    int64_t examples = 0, tokens = 0, answers = 0;
+    for (const Batch& batch : micro) {
+      examples += batch.examples();
+      answers += batch.answers;
+    }
+    std::vector<Record> carries = carries_of(work);
+    std::vector<double> shares;
     Tensor loss_sum, right_sum;
     int64_t flops = 0;
     for (size_t i = 0; i < micro.size(); ++i) {
@@ -208,14 +282,17 @@ class Training {
       tokens += batch.real_tokens;
       Pass pass;
       pass.training = true;
+      pass.sampling = samples();
+      if (objective_.carry() != Carry::none) pass.carry = &carries[i];
       const Key key = mix(Key{static_cast<uint64_t>(options_.seed)}, i);
       pass.draw = Draw(key.bits, static_cast<uint64_t>(state_.step));
       const int64_t before = flops_counted();
       const BatchSums sums = objective_.evaluate(batch, pass);
       flops += flops_counted() - before;
-      Tensor loss = sums.loss / static_cast<double>(examples);
+      Tensor loss = sums.loss / static_cast<double>(std::max<int64_t>(1, answers));
       const double share =
           static_cast<double>(batch.examples()) / static_cast<double>(examples);
+      shares.push_back(share);
       for (const auto& [name, extra] : pass.losses) loss = loss + extra * share;
       loss.backward();
       optimizer_.collect_gradients();
@@ -238,6 +315,8 @@ class Training {
         options_.clip > 0 && norm > options_.clip ? options_.clip / norm : 1;
     optimizer_.step(rate, scale);
     average_.after_step(optimizer_.weights());
+    if (objective_.carry() == Carry::per_model) carries = {mean_record(carries, shares)};
+    carry_ = std::move(carries);
     ++state_.step;
     state_.examples += examples;
     state_.tokens += tokens;
@@ -245,7 +324,7 @@ class Training {
     state_.flops += 3 * static_cast<double>(flops);
     window_.loss += loss;
     window_.right += right;
-    window_.examples += examples;
+    window_.answers += answers;
     ++window_.steps;
     window_.norm = norm;
     window_.rate = rate;
@@ -292,7 +371,8 @@ class Training {
     const double rate = static_cast<double>(state_.tokens - last_log_.tokens) / spent;
     const auto steps = static_cast<double>(window_.steps);
     const double loss = window_.loss / steps;
-    const double accuracy = window_.right / static_cast<double>(window_.examples);
+    const double accuracy =
+        window_.right / static_cast<double>(std::max<int64_t>(1, window_.answers));
     const int64_t bytes = peak_.total();
     journal_->metrics(
         "train", state_.step,
@@ -336,37 +416,59 @@ class Training {
     std::optional<Score> valid;
     {
       const Averaged averaged(*this);
-      valid = score_of("valid");
+      valid = score_of("valid", model_carry());
     }
     if (!valid) {
       average_ = average_before;
       return false;
     }
     state_.evaluated = state_.step;
+    const bool by_loss = options_.best_by == "goal" ? objective_.judges_by_loss()
+                                                    : options_.best_by == "loss";
     const bool better =
-        !state_.best ||
-        (options_.best_by == "loss" ? valid->loss < state_.best->score.loss
-                                    : valid->accuracy > state_.best->score.accuracy);
+        !state_.best || (by_loss ? valid->loss < state_.best->score.loss
+                                 : valid->accuracy > state_.best->score.accuracy);
     if (better) state_.best = Scored{.step = state_.step, .score = *valid};
     state_.without_gain = better ? 0 : state_.without_gain + 1;
-    journal_->metrics("valid", state_.step,
-                      {{"loss", valid->loss},
-                       {"accuracy", valid->accuracy},
-                       {"examples", static_cast<double>(valid->examples)},
-                       {"seconds", seconds()}});
+    Measures measures = measures_of("valid", *valid);
     std::ostringstream line;
     line << "step " << state_.step << "  validation loss " << std::fixed
          << std::setprecision(4) << valid->loss << "  accuracy "
-         << percent(valid->accuracy) << (better ? "  best so far" : "");
+         << percent(valid->accuracy);
+    for (const auto& [name, value] : objective_.measures(
+             objective_.examples("valid"), *valid))
+      line << "  " << spaced(name) << ' ' << value;
+    line << (better ? "  best so far" : "");
+    measures.emplace_back("seconds", seconds());
+    journal_->metrics("valid", state_.step, measures);
     journal_->say(line.str());
     return true;
   }
 
+  // What metrics.jsonl says of a score.
+  Measures measures_of(const char* split, const Score& score) const {
+    Measures measures = {{"loss", score.loss},
+                         {"accuracy", score.accuracy},
+                         {"answers", static_cast<double>(score.answers)}};
+    for (const auto& more : objective_.measures(objective_.examples(split), score))
+      measures.push_back(more);
+    return measures;
+  }
+
   // Nothing if a signal came.
-  std::optional<Score> score_of(const char* split) {
-    return score(
-        objective_, objective_.examples(split), evaluation_batch(), device_,
-        [] { return StopSignals::noted() != 0; }, options_.pad_to);
+  std::optional<Score> score_of(const char* split, const Record* carry) {
+    return score(objective_, objective_.examples(split),
+                 {.batch = evaluation_batch(),
+                  .device = device_,
+                  .stop = [] { return StopSignals::noted() != 0; },
+                  .pad_to = options_.pad_to,
+                  .carry = carry});
+  }
+
+  // Of the model, or nothing.
+  const Record* model_carry() const {
+    return objective_.carry() == Carry::per_model && !carry_.empty() ? carry_.data()
+                                                                     : nullptr;
   }
 
   int64_t evaluation_batch() const {
@@ -423,12 +525,22 @@ class Training {
       const Averaged averaged(*this);
       checkpoint.model = model_tensors();
     }
+    if (const Record* carry = model_carry())
+      checkpoint.model.merge(carry_tensors(*carry, std::string(kCarry)));
+    else
+      for (size_t i = 0; i < carry_.size(); ++i)
+        checkpoint.optimizer.merge(carry_tensors(carry_[i], stream_prefix(i)));
     checkpoint.state = text_of(state_);
     checkpoints_.write(state_.step, checkpoint);
     saved_ = state_.step;
     link_best();
     checkpoints_.prune(state_.step, options_.keep, best_steps());
     journal_->flush();
+  }
+
+  // Of what the examples of one pass of a step carry.
+  static std::string stream_prefix(size_t pass) {
+    return std::string(kCarry) + std::to_string(pass) + ".";
   }
 
   std::vector<int64_t> best_steps() const {
@@ -481,7 +593,14 @@ class Training {
     NamedTensors weights = checkpoint.model;
     for (const auto& [name, tensor] : checkpoint.optimizer)
       if (name.starts_with("weights.")) weights[name.substr(8)] = tensor;
-    load_weights(objective_.model(), weights, path);
+    const Record of_model = load_weights(objective_.model(), weights, path);
+    if (objective_.carry() == Carry::per_model) carry_ = {of_model};
+    if (objective_.carry() == Carry::per_example)
+      for (size_t i = 0;; ++i) {
+        const Record of_pass = carry_from(checkpoint.optimizer, stream_prefix(i), device_);
+        if (of_pass.all().empty()) break;
+        carry_.push_back(of_pass);
+      }
     for (const auto& [name, weight] : optimizer_.weights())
       weight.detach().copy_(weights.at(name));
     optimizer_.round_weights();
@@ -512,13 +631,9 @@ class Training {
     std::optional<Score> test;
     if (!end.empty() && state_.best) {
       const std::string best = checkpoints_.path(state_.best->step);
-      load_weights(objective_.model(), read_weights(best), best);
-      test = score_of("test");
-      if (test)
-        journal_->metrics("test", state_.step,
-                          {{"loss", test->loss},
-                           {"accuracy", test->accuracy},
-                           {"examples", static_cast<double>(test->examples)}});
+      const Record carry = load_weights(objective_.model(), read_weights(best), best);
+      test = score_of("test", &carry);
+      if (test) journal_->metrics("test", state_.step, measures_of("test", *test));
     }
     state_.seconds = seconds();
     const int signal = end.empty() || (state_.best && !test) ? StopSignals::noted() : 0;
@@ -542,7 +657,7 @@ class Training {
 
   struct Window {  // since the last line of progress
     double loss = 0, right = 0, norm = 0, rate = 0;
-    int64_t examples = 0, steps = 0;
+    int64_t answers = 0, steps = 0;
   };
   struct Mark {
     double seconds = 0;
@@ -551,6 +666,8 @@ class Training {
 
   Objective& objective_;
   std::vector<Tensor> buffers_;  // before the step under way
+  // Of the model, or of the examples of each pass of a step.
+  std::vector<Record> carry_;
   TrainOptions options_;
   RunOptions run_;
   torch::Device device_;
@@ -573,33 +690,58 @@ class Training {
 
 }  // namespace
 
-std::optional<Score> score(Objective& objective, const Examples& examples,
-                           int64_t batch, torch::Device device,
-                           const std::function<bool()>& stop, int64_t pad_to) {
+std::optional<Score> score(Objective& objective, const Dataset& examples,
+                           const ScoreOptions& options) {
   const torch::NoGradGuard without_gradients;
   objective.model().eval();
-  // By length, so that there is little padding.
+  const bool in_streams = objective.carry() == Carry::per_example;
+  require(!in_streams || options.samples == 0,
+          "a model that carries something of its examples is not averaged over samples");
   std::vector<int64_t> order(static_cast<size_t>(examples.size()));
   std::iota(order.begin(), order.end(), int64_t{0});
-  std::ranges::stable_sort(order, {}, [&](int64_t i) { return examples.length(i); });
-  Tensor sums = torch::zeros(2, torch::TensorOptions(device).dtype(torch::kDouble));
+  auto each = static_cast<size_t>(options.batch);
+  if (in_streams) {
+    // The last streams may end before the others.
+    each = std::min(each, order.size());
+    const size_t length = (order.size() + each - 1) / std::max<size_t>(1, each);
+    const auto count = static_cast<int64_t>(order.size());
+    order.clear();
+    for (size_t at = 0; at < length; ++at)
+      for (size_t stream = 0; stream < each; ++stream) {
+        const auto number = static_cast<int64_t>(stream * length + at);
+        order.push_back(number < count ? number : -1);
+      }
+  } else {
+    // By length, so that there is little padding.
+    std::ranges::stable_sort(order, {}, [&](int64_t i) { return examples.length(i); });
+  }
+  Tensor sums =
+      torch::zeros(2, torch::TensorOptions(options.device).dtype(torch::kDouble));
   const std::span<const int64_t> all(order);
   const int64_t longest = longest_of(examples, all);
-  const auto each = static_cast<size_t>(batch);
+  Record carry = options.carry ? *options.carry : Record();
+  int64_t answers = 0;
   for (size_t first = 0; first < all.size(); first += each) {
-    if (stop && stop()) return std::nullopt;
-    const Batch made =
-        padded_batch(examples, all.subspan(first, std::min(each, all.size() - first)),
-                     device, pad_to, longest);
-    Pass pass;
-    const BatchSums part = objective.evaluate(made.to(device), pass);
+    if (options.stop && options.stop()) return std::nullopt;
+    const Batch made = padded_batch(
+        examples, all.subspan(first, std::min(each, all.size() - first)),
+        {.meant_for = options.device, .key = mix(Key{}, first)}, options.pad_to, longest);
+    answers += made.answers;
+    BatchSums part;
+    if (options.samples > 0) {
+      part = objective.evaluate_mean(made.to(options.device), options.samples);
+    } else {
+      Pass pass;
+      if (objective.carry() != Carry::none) pass.carry = &carry;
+      part = objective.evaluate(made.to(options.device), pass);
+    }
     sums += torch::stack({part.loss.to(torch::kDouble), part.right.to(torch::kDouble)});
   }
   sums = sums.cpu();
-  const auto count = static_cast<double>(std::max<int64_t>(1, examples.size()));
+  const auto count = static_cast<double>(std::max<int64_t>(1, answers));
   return Score{.loss = sums[0].item<double>() / count,
                .accuracy = sums[1].item<double>() / count,
-               .examples = examples.size()};
+               .answers = answers};
 }
 
 void check_training(Objective& objective, const TrainOptions& options) {
@@ -613,6 +755,11 @@ void check_training(Objective& objective, const TrainOptions& options) {
             options.batch);
     require(options.first_batch == 0 || options.ramp_steps > 0,
             "train.first_batch needs train.ramp_steps");
+    require(options.ramp_steps == 0 || objective.carry() != Carry::per_example,
+            "train.ramp_steps: the model carries something of each example from batch ",
+            "to batch, so batches must be of one size");
+    require(options.full_share == 0 || total_steps(objective, options) > 0,
+            "train.full_share is of the steps, so it needs train.steps or train.epochs");
     device_of(options);
     Schedule(options.learning_rate, options.schedule, total_steps(objective, options));
   });
@@ -627,10 +774,11 @@ TrainResult train(Objective& objective, const TrainOptions& options,
   return Training(objective, options, run).run();
 }
 
-void load_weights(torch::nn::Module& model, const NamedTensors& weights,
-                  const std::string& source) {
+Record load_weights(torch::nn::Module& model, const NamedTensors& weights,
+                    const std::string& source) {
   const torch::NoGradGuard without_gradients;
   size_t known = 0;
+  torch::Device device = torch::kCPU;
   const auto take = [&](const std::string& name, Tensor into) {
     const auto found = weights.find(name);
     require(found != weights.end(), source, ": lacks ", name,
@@ -638,12 +786,15 @@ void load_weights(torch::nn::Module& model, const NamedTensors& weights,
     require(found->second.sizes() == into.sizes(), source, ": ", name, " must be ",
             shape(into), ", got ", shape(found->second));
     into.detach().copy_(found->second);
+    device = into.device();
     ++known;
   };
   for (const auto& entry : model.named_parameters()) take(entry.key(), entry.value());
   for (const auto& entry : model.named_buffers()) take(entry.key(), entry.value());
+  for (const auto& [name, tensor] : weights) known += name.starts_with(kCarry) ? 1 : 0;
   require(known == weights.size(), source, ": has ", weights.size(),
           " tensors, but this model has ", known);
+  return carry_from(weights, std::string(kCarry), device);
 }
 
 }  // namespace longspan

@@ -14,11 +14,20 @@
 
 namespace longspan {
 
-// The mean loss and accuracy over all examples, in evaluation mode; nothing if `stop`
-// said so in between. Batches are padded to a multiple of `pad_to` tokens.
-std::optional<Score> score(Objective& objective, const Examples& examples,
-                           int64_t batch, torch::Device device,
-                           const std::function<bool()>& stop = {}, int64_t pad_to = 1);
+struct ScoreOptions {
+  int64_t batch = 16;  // examples at once
+  torch::Device device = torch::kCPU;
+  std::function<bool()> stop = {};
+  int64_t pad_to = 1;   // batches are padded to a multiple of so many tokens
+  int64_t samples = 0;  // not 0: the mean probabilities of so many passes that sample
+  // What the model carries, if it is of the model.
+  const Record* carry = nullptr;
+};
+
+// The mean loss and accuracy over all answers, in evaluation mode; nothing if `stop`
+// said so in between.
+std::optional<Score> score(Objective& objective, const Dataset& examples,
+                           const ScoreOptions& options);
 
 struct TrainResult {
   int64_t step = 0;
@@ -56,8 +65,9 @@ void check_training(Objective& objective, const TrainOptions& options);
 TrainResult train(Objective& objective, const TrainOptions& options,
                   const RunOptions& run);
 
-// Gives a model the weights of a checkpoint; refuses other names and shapes.
-void load_weights(torch::nn::Module& model, const NamedTensors& weights,
-                  const std::string& source);
+// Gives a model the weights of a checkpoint; refuses other names and shapes. Returns
+// what it carries, which is kept with them, on the device of the model.
+Record load_weights(torch::nn::Module& model, const NamedTensors& weights,
+                    const std::string& source);
 
 }  // namespace longspan

@@ -21,7 +21,7 @@ std::string text_of(const TrainingState& s) {
     saved["best"] = {{"step", s.best->step},
                      {"loss", s.best->score.loss},
                      {"accuracy", s.best->score.accuracy},
-                     {"examples", s.best->score.examples}};
+                     {"answers", s.best->score.answers}};
   return saved.dump(2) + "\n";
 }
 
@@ -40,7 +40,7 @@ std::optional<TrainingState> state_from(const std::string& text) try {
     s.best = Scored{.step = best.at("step"),
                     .score = {.loss = best.at("loss"),
                               .accuracy = best.at("accuracy"),
-                              .examples = best.at("examples")}};
+                              .answers = best.at("answers")}};
   return s;
 } catch (const json::exception&) {
   return std::nullopt;

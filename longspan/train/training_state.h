@@ -8,10 +8,11 @@
 
 namespace longspan {
 
+// Means over answers: labels, or tokens that are asked for.
 struct Score {
   double loss = 0;
   double accuracy = 0;
-  int64_t examples = 0;
+  int64_t answers = 0;
 };
 
 struct Scored {

@@ -1,7 +1,7 @@
 #include <cmath>
 
 #include "longspan/contract/subject.h"
-#include "longspan/models/encoder.h"
+#include "longspan/models/transformer.h"
 #include "tests/support/any_threads.h"
 #include "tests/support/mechanisms.h"
 
@@ -136,13 +136,13 @@ TEST(Linformer, LayersShareOneProjectionAndAllTeachIt) {
 }
 
 TEST(Linformer, AnEncoderHasOneProjectionForAllLayers) {
-  EncoderOptions options{.layers = 3, .embedding = 12, .heads = 3, .inner = 20};
+  TransformerOptions options{.layers = 3, .embedding = 12, .heads = 3, .inner = 20};
   const Tensor ids = torch::arange(1, 8, torch::kLong).unsqueeze(0);
   for (const bool layerwise : {false, true}) {
     options.attention =
         Value::parse(std::string("{name: linformer, projected: 4, sharing: ") +
                      (layerwise ? "layerwise}" : "key_value}"));
-    Encoder encoder(options, /*ids=*/9, /*longest=*/7, /*cls=*/true);
+    Transformer encoder(options, {.ids = 9, .longest = 7, .cls = true});
     Pass pass;
     encoder.forward(ids, ids > 0, pass).x.square().sum().backward();
     int projections = 0;

@@ -47,7 +47,7 @@ TEST(TheExamples, HaveAFingerprintOfEverything) {
 
 TEST(ABatch, IsPaddedToItsLongest) {
   const std::vector<int64_t> numbers = {2, 0, 3};
-  const Batch batch = make_batch(examples_of(kSome), numbers);
+  const Batch batch = examples_of(kSome).batch(numbers);
   EXPECT_TRUE(torch::equal(
       batch.ids, torch::tensor({{7, 8, 9}, {5, 6, 0}, {1, 0, 0}}, torch::kLong)));
   EXPECT_TRUE(torch::equal(
@@ -59,14 +59,14 @@ TEST(ABatch, IsPaddedToItsLongest) {
 
 TEST(ABatch, TakesAnExampleTwice) {
   const std::vector<int64_t> numbers = {3, 3};
-  const Batch batch = make_batch(examples_of(kSome), numbers);
+  const Batch batch = examples_of(kSome).batch(numbers);
   EXPECT_TRUE(torch::equal(batch.ids, torch::ones({2, 1}, torch::kLong)));
   EXPECT_EQ(batch.real_tokens, 2);
 }
 
 TEST(ABatch, ShowsPaddingForAnExampleWithoutTokens) {
   const std::vector<int64_t> numbers = {1};
-  const Batch batch = make_batch(examples_of(kSome), numbers);
+  const Batch batch = examples_of(kSome).batch(numbers);
   EXPECT_TRUE(torch::equal(batch.ids, torch::zeros({1, 1}, torch::kLong)));
   EXPECT_TRUE(torch::equal(batch.tokens, torch::zeros({1, 1}, torch::kBool)));
   EXPECT_TRUE(torch::equal(batch.labels, torch::zeros(1, torch::kLong)));
@@ -75,8 +75,8 @@ TEST(ABatch, ShowsPaddingForAnExampleWithoutTokens) {
 
 TEST(ABatch, IsPaddedToWhatIsAsked) {
   const std::vector<int64_t> numbers = {2, 0};
-  const Batch batch = make_batch(examples_of(kSome), numbers);
-  const Batch padded = make_batch(examples_of(kSome), numbers, torch::kCPU, 16);
+  const Batch batch = examples_of(kSome).batch(numbers);
+  const Batch padded = examples_of(kSome).batch(numbers, {.tokens = 16});
   EXPECT_EQ(padded.ids.size(1), 16);
   const int64_t tokens = batch.ids.size(1);
   EXPECT_TRUE(torch::equal(padded.ids.narrow(1, 0, tokens), batch.ids));
@@ -86,13 +86,13 @@ TEST(ABatch, IsPaddedToWhatIsAsked) {
 }
 
 TEST(ABatch, NeedsAnExample) {
-  EXPECT_EQ(refusal([] { make_batch(examples_of(kSome), {}); }),
+  EXPECT_EQ(refusal([] { examples_of(kSome).batch({}); }),
             "a batch needs at least one example");
 }
 
 TEST(ABatch, GoesToADevice) {
   const std::vector<int64_t> numbers = {2, 0};
-  const Batch here = make_batch(examples_of(kSome), numbers);
+  const Batch here = examples_of(kSome).batch(numbers);
   for (const auto device : devices()) {
     const Batch there = here.to(device);
     for (const auto& tensor : {there.ids, there.tokens, there.labels})

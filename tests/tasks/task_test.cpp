@@ -11,6 +11,10 @@
 namespace longspan::testing {
 namespace {
 
+const Examples& labelled(const Task& task, std::string_view split) {
+  return dynamic_cast<const Examples&>(task.split(split));
+}
+
 using Texts = std::multiset<std::string>;
 
 // The text of an example in bytes.
@@ -69,7 +73,7 @@ TEST_F(ListOpsTask, IsOfItsThreeFiles) {
   const char* const names[] = {"train", "valid", "test"};
   int64_t longest = 0;
   for (int split = 0; split < 3; ++split) {
-    const Examples& examples = task.split(names[split]);
+    const Examples& examples = labelled(task, names[split]);
     ASSERT_EQ(examples.size(), std::ssize(all[split]));
     for (int64_t i = 0; i < examples.size(); ++i) {
       const auto ids = examples.ids(i);
@@ -150,10 +154,10 @@ TEST_F(Classify, SplitsItsFileByShares) {
     EXPECT_EQ(all.size(), 60u);
     for (int i = 0; i < 60; ++i) EXPECT_EQ(all.count("row " + std::to_string(i)), 1u);
     for (const char* const split : {"train", "valid", "test"})
-      for (int64_t i = 0; i < task.split(split).size(); ++i) {
-        const int row = std::stoi(text_of(task.split(split), i).substr(4));
+      for (int64_t i = 0; i < labelled(task, split).size(); ++i) {
+        const int row = std::stoi(text_of(labelled(task, split), i).substr(4));
         const char* const labels[] = {"red", "blue", "green"};
-        EXPECT_EQ(task.labels.at(task.split(split).label(i)), labels[row % 3]);
+        EXPECT_EQ(task.labels.at(labelled(task, split).label(i)), labels[row % 3]);
       }
   }
 }
@@ -166,9 +170,9 @@ TEST_F(Classify, SplitsByTheSeedOfTheSplitAlone) {
   options.longest = 1;
   const Task words = open_task(options);
   for (const char* const split : {"train", "valid", "test"}) {
-    ASSERT_EQ(words.split(split).size(), task.split(split).size());
-    for (int64_t i = 0; i < task.split(split).size(); ++i)
-      EXPECT_EQ(words.split(split).label(i), task.split(split).label(i));
+    ASSERT_EQ(labelled(words, split).size(), labelled(task, split).size());
+    for (int64_t i = 0; i < labelled(task, split).size(); ++i)
+      EXPECT_EQ(labelled(words, split).label(i), labelled(task, split).label(i));
   }
   EXPECT_EQ(texts_of(open_task(classify()).test), texts_of(task.test));
   options = classify();
@@ -285,8 +289,8 @@ TEST_F(Classify, IsCutAtTheLongest) {
   const Task task = open_task(options);
   EXPECT_EQ(task.longest, 3);
   for (const char* const split : {"train", "valid", "test"})
-    for (int64_t i = 0; i < task.split(split).size(); ++i)
-      EXPECT_EQ(text_of(task.split(split), i), "row");
+    for (int64_t i = 0; i < labelled(task, split).size(); ++i)
+      EXPECT_EQ(text_of(labelled(task, split), i), "row");
   EXPECT_EQ(task.train.cut(), task.train.size());
 }
 

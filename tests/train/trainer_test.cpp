@@ -54,7 +54,7 @@ TrainOptions small_training() {
   return options;
 }
 
-EncoderOptions small_model() {
+TransformerOptions small_model() {
   return {.layers = 1,
           .embedding = 8,
           .heads = 2,
@@ -69,7 +69,7 @@ class Troubled final : public Objective {
   Troubled(const Task& task, Classifier& model) : plain_(task, model) {}
 
   torch::nn::Module& model() override { return plain_.model(); }
-  const Examples& examples(std::string_view split) const override {
+  const Dataset& examples(std::string_view split) const override {
     return plain_.examples(split);
   }
   BatchSums evaluate(const Batch& batch, Pass& pass) override {
@@ -78,6 +78,9 @@ class Troubled final : public Objective {
     BatchSums sums = plain_.evaluate(batch, pass);
     if (calls == bad_at) sums.loss = sums.loss * bad_factor;
     return sums;
+  }
+  BatchSums evaluate_mean(const Batch& batch, int64_t passes) override {
+    return plain_.evaluate_mean(batch, passes);
   }
 
   int calls = 0, signal_at = -1, bad_at = -1;
@@ -95,7 +98,7 @@ struct Trained {
 // One process's part of a training.
 Trained train_part(const std::string& folder, const TrainOptions& options,
                    const std::string& resume, int signal_at = -1,
-                   const EncoderOptions& encoder = small_model(),
+                   const TransformerOptions& encoder = small_model(),
                    int* calls = nullptr) {
   const Task task = small_task();
   torch::manual_seed(1);
@@ -138,7 +141,7 @@ void expect_equal(const Trained& a, const Trained& b, const std::string& what) {
 // Interrupted at every call of the model, in steps, evaluations and the test, a
 // training goes on to the same end.
 void expect_survives_signals(const TrainOptions& options, const std::string& what,
-                             const EncoderOptions& encoder = small_model()) {
+                             const TransformerOptions& encoder = small_model()) {
   const Folder folder;
   int calls = 0;
   const Trained whole = train_part(folder / "whole", options, "", -1, encoder, &calls);
@@ -179,13 +182,13 @@ TEST(ATraining, GoesOnWithEveryOption) {
   ema.prefetch = 0;
   ema.adamw.weight_decay = 0.1;
   ema.schedule = Value::List{};
-  EncoderOptions again = small_model();
+  TransformerOptions again = small_model();
   again.recompute = true;
   expect_survives_signals(ema, "a moving average, a ramp, double, recomputed", again);
 }
 
 TEST(ATraining, GoesOnWithBuffersThatItChanges) {
-  EncoderOptions encoder = small_model();
+  TransformerOptions encoder = small_model();
   encoder.attention = Value::parse("{name: routing, clusters: 3, decay: 0.5}");
   expect_survives_signals(small_training(), "centroids", encoder);
 }
@@ -196,7 +199,7 @@ TEST(ATraining, GoesOnInBfloat16) {
   expect_survives_signals(options, "bfloat16");
   options.average = "ema";
   options.average_decay = 0.8;
-  EncoderOptions again = small_model();
+  TransformerOptions again = small_model();
   again.recompute = true;
   expect_survives_signals(options, "bfloat16, a moving average, recomputed", again);
 }
@@ -215,7 +218,7 @@ TEST(ATraining, GoesOnOnEveryDevice) {
 
 // With all examples in every step: what chance adds would hide what rounding does.
 TEST(ATraining, LearnsInBfloat16AsInFloat) {
-  EncoderOptions encoder = small_model();
+  TransformerOptions encoder = small_model();
   encoder.embedding = encoder.inner = 16;
   encoder.dropout = encoder.attention_dropout = 0;
   for (const auto device : testing::devices()) {
@@ -231,7 +234,7 @@ TEST(ATraining, LearnsInBfloat16AsInFloat) {
       Classifier model(encoder, task.ids, task.longest, 2);
       convert(model, device, dtype_of(options));
       Classification objective(task, model);
-      const auto loss = [&] { return score(objective, task.train, 10, device)->loss; };
+      const auto loss = [&] { return score(objective, task.train, {.batch = 10, .device = device})->loss; };
       EXPECT_GT(loss(), 0.6);
       train(objective, options, {.folder = folder / precision, .quiet = true});
       return loss();
@@ -267,7 +270,7 @@ TEST(ATraining, AddsUpMicroBatches) {
   options.precision = "double";
   options.micro_batch = 7;
   options.bucket = 0;
-  EncoderOptions plain = small_model();
+  TransformerOptions plain = small_model();
   plain.dropout = plain.attention_dropout = 0;
   const Trained at_once = train_part(folder / "a", options, "", -1, plain);
   options.micro_batch = 2;

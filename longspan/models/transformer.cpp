@@ -1,4 +1,4 @@
-#include "longspan/models/encoder.h"
+#include "longspan/models/transformer.h"
 
 #include <algorithm>
 #include <cmath>
@@ -52,14 +52,17 @@ std::pair<int64_t, int64_t> layers_at(const Value& at, int64_t layers) {
   return {first, last};
 }
 
-// What a layer must not see: the draws of other layers, and a second stream if it has
-// none, which goes past it.
+// What a layer must not see: the draws and records of other layers, and a second stream
+// or a carry if it has none; the stream goes past it.
 class InLayer {
  public:
   InLayer(Pass& pass, int64_t layer, const Mechanism& mechanism)
-      : pass_(pass), passes_by_(!mechanism.can.side) {
+      : own_(pass, "layer" + std::to_string(layer)),
+        pass_(pass),
+        passes_by_(!mechanism.can.side) {
     pass.draw.enter(layer + 1);
     if (passes_by_) std::swap(passed_by_, pass.side);
+    if (mechanism.can.carry == Carry::none) pass.carry = nullptr;
   }
   ~InLayer() {
     if (passes_by_) std::swap(passed_by_, pass_.side);
@@ -68,6 +71,7 @@ class InLayer {
   InLayer& operator=(const InLayer&) = delete;
 
  private:
+  Inside own_;
   Pass& pass_;
   bool passes_by_;
   Stream passed_by_;
@@ -79,7 +83,7 @@ Tensor through(Block& block, int64_t layer, const Tensor& x, Pass& pass) {
 }
 
 // The mechanism of every layer.
-std::vector<Chosen> mechanisms_of(const EncoderOptions& options) {
+std::vector<Chosen> mechanisms_of(const TransformerOptions& options) {
   const Chosen usual = Chosen::from(options.attention, "model.attention");
   require(options.layers == 1 || find_mechanism(usual.name).seam() != "stack",
           "model.layers must be 1 where model.attention is ", usual.name,
@@ -122,7 +126,7 @@ Tensor sinusoids(int64_t count, int64_t width) {
 
 }  // namespace
 
-Fields fields(EncoderOptions& o) {
+Fields fields(TransformerOptions& o) {
   return {
       {"layers", &o.layers, "how many blocks", {}, 1, 10000},
       {"embedding", &o.embedding, "width of the model, E", {}, 1, 1e5},
@@ -182,11 +186,15 @@ Fields fields(EncoderOptions& o) {
   };
 }
 
-Encoder::Encoder(const EncoderOptions& options, int64_t ids, int64_t longest, bool cls)
-    : options_(options) {
+Transformer::Transformer(const TransformerOptions& options, const Inputs& inputs)
+    : options_(options), inputs_(inputs) {
+  const auto [ids, longest, cls, causal, predicts] = inputs;
   require(ids >= 1 && longest >= 1,
-          "an encoder needs ids and a longest sequence of 1 or ", "more, got ", ids,
+          "a Transformer needs ids and a longest sequence of 1 or ", "more, got ", ids,
           " and ", longest);
+  require(!causal || options.global_tokens == 0, "model.global_tokens, ",
+          options.global_tokens,
+          ", see and are seen by all, which a causal model cannot have; must be 0");
   require(options.head_width > 0 || options.embedding % options.heads == 0,
           "model.embedding, ", options.embedding, ", is no multiple of model.heads, ",
           options.heads, "; give model.head_width");
@@ -203,7 +211,11 @@ Encoder::Encoder(const EncoderOptions& options, int64_t ids, int64_t longest, bo
             .layers = options.layers}
           .completed();
   const int64_t width = sizes_.embedding;
-  embedding_ = register_parameter("embedding", torch::randn({ids, width}));
+  vocabulary_ = register_module(
+      "vocabulary",
+      std::make_shared<Vocabulary>(ids, width, VocabularyOptions{.predicts = predicts}));
+  if (predicts && !causal)
+    kinds_ = register_parameter("kinds", torch::randn({2, width}) * 0.02);
   if (cls) cls_ = register_parameter("cls", torch::zeros(width));
   if (front_ > int64_t{cls})
     global_ = register_parameter("global",
@@ -232,7 +244,7 @@ Encoder::Encoder(const EncoderOptions& options, int64_t ids, int64_t longest, bo
 }
 
 // Stacks say themselves what they refuse.
-void Encoder::check_reversible(const Mechanism& row) const {
+void Transformer::check_reversible(const Mechanism& row) const {
   require(options_.norm != "post",
           "model.reversible: a norm after the residual, model.norm: post, cannot be ",
           "run backwards; use pre or sandwich");
@@ -245,7 +257,18 @@ void Encoder::check_reversible(const Mechanism& row) const {
           " has a residual of its own, which cannot be run backwards");
 }
 
-Encoder::Layer Encoder::make_layer(const Mechanism& row, const Value::Map& settings,
+void Transformer::note_carry(const Mechanism& row) {
+  require(carry_ == Carry::none || row.can.carry == Carry::none ||
+              carry_ == row.can.carry,
+          "model.by_layer: ", row.name,
+          " and another layer keep things of different kinds from batch to batch");
+  if (row.can.carry != Carry::none) carry_ = row.can.carry;
+  require(carry_ == Carry::none || !options_.recompute, "model.recompute: ", row.name,
+          " keeps something from batch to batch, which layers that are computed again ",
+          "do not");
+}
+
+Transformer::Layer Transformer::make_layer(const Mechanism& row, const Value::Map& settings,
                                    const Sizes& sizes) {
   const BlockOptions block{.norm = norm_called(options_.norm),
                            .activation = activation_called(options_.activation),
@@ -257,8 +280,11 @@ Encoder::Layer Encoder::make_layer(const Mechanism& row, const Value::Map& setti
                                       .rank = options_.rank};
   const std::string name = "layer" + std::to_string(sizes.layer);
   if (options_.reversible) check_reversible(row);
-  require(row.can.causal != Causal::always, "model.attention: ", row.name,
-          " has only a causal form, but an encoder is not causal");
+  require(inputs_.causal || row.can.causal != Causal::always, "model.attention: ",
+          row.name, " has only a causal form, but this model sees all tokens");
+  require(!inputs_.causal || row.can.causal != Causal::never, "model.attention: ",
+          row.name, " has no causal form, but this model sees only tokens before");
+  note_carry(row);
   if (row.seam() != "stack") {
     require(row.seam() != "feed_forward", "model.attention: ", row.name,
             " is a feed_forward, but a layer needs an attention, a mixer or a stack");
@@ -277,7 +303,7 @@ Encoder::Layer Encoder::make_layer(const Mechanism& row, const Value::Map& setti
             " is a stack of layers of its own, which take no other than the standard ",
             "value");
   };
-  const EncoderOptions usual;
+  const TransformerOptions usual;
   own("norm", options_.norm == usual.norm);
   own("norm_epsilon", options_.norm_epsilon == usual.norm_epsilon);
   own("projection_bias", options_.projection_bias == usual.projection_bias);
@@ -287,6 +313,8 @@ Encoder::Layer Encoder::make_layer(const Mechanism& row, const Value::Map& setti
   const auto stack = register_module(name, make<Stack>(row, sizes, settings, shared_));
   require(!cls_.defined() || !stack->makes_new_tokens(), "model.pooling: ", row.name,
           " leaves no token in front that cls could be read from; use mean");
+  require(!inputs_.predicts || !stack->makes_new_tokens(), "model.attention: ",
+          row.name, " leaves no tokens that could be foretold");
   int64_t blocks = 0;
   for (const auto& part : stack->modules()) {
     auto* const inner = dynamic_cast<Block*>(part.get());
@@ -300,19 +328,27 @@ Encoder::Layer Encoder::make_layer(const Mechanism& row, const Value::Map& setti
   return {.stack = stack};
 }
 
-Tensor Encoder::positions(int64_t count, const Tensor& like) {
-  if (options_.positions == "learned")
-    return at_least_float(positions_.slice(0, 0, count));
-  if (!positions_.defined() || positions_.size(0) < count ||
+Tensor Transformer::positions(int64_t first, int64_t count, const Tensor& like) {
+  const int64_t end = first + count;
+  if (options_.positions == "learned") {
+    require(end <= positions_.size(0), "positions are learned for ",
+            positions_.size(0), " tokens, got ", end);
+    return at_least_float(positions_.slice(0, first, end));
+  }
+  if (!positions_.defined() || positions_.size(0) < end ||
       positions_.options().device() != like.device() ||
       positions_.scalar_type() != like.scalar_type())
-    positions_ = sinusoids(count, sizes_.embedding).to(like.options());
-  return positions_.slice(0, 0, count);
+    positions_ = sinusoids(end, sizes_.embedding).to(like.options());
+  return positions_.slice(0, first, end);
 }
 
-Tensor Encoder::embedded(const Tensor& ids, Pass& pass) {
+Tensor Transformer::embedded(const Tensor& ids, const Tensor& kinds, Pass& pass) {
   // Rounded once, after the positions; and gradients of many tokens add up unrounded.
-  Tensor x = torch::embedding(at_least_float(embedding_), ids);
+  Tensor x = vocabulary_->embedded(ids);
+  if (kinds.defined()) {
+    require(kinds_.defined(), "a model that has no pairs of texts got kinds of tokens");
+    x = x + torch::embedding(at_least_float(kinds_), kinds);
+  }
   std::vector<Tensor> all;
   const auto put_in_front = [&](const Tensor& learned, int64_t count) {
     if (learned.defined())
@@ -322,14 +358,17 @@ Tensor Encoder::embedded(const Tensor& ids, Pass& pass) {
   put_in_front(global_, front_ - int64_t{cls_.defined()});
   all.push_back(x);
   if (front_ > 0) x = torch::cat(all, 1);
-  if (options_.positions != "none") x = x + spread(positions(x.size(1), x), x.sizes());
-  x = x.to(embedding_.scalar_type());
+  if (options_.positions != "none") {
+    const int64_t past = pass.state ? pass.state->tokens : 0;
+    x = x + spread(positions(past, x.size(1), x), x.sizes());
+  }
+  x = x.to(vocabulary_->type());
   pass.draw.enter(0);
   const Key key = pass.draw.key();
   return pass.training && options_.dropout > 0 ? dropout(x, options_.dropout, key) : x;
 }
 
-Tensor Encoder::recomputed(Block& block, int64_t layer, const Tensor& x, Pass& pass) {
+Tensor Transformer::recomputed(Block& block, int64_t layer, const Tensor& x, Pass& pass) {
   require(
       !pass.side.x.defined() && !pass.context.x.defined(),
       "model.recompute: a second stream or a context is not carried through layers ",
@@ -361,7 +400,7 @@ Tensor Encoder::recomputed(Block& block, int64_t layer, const Tensor& x, Pass& p
 
 // Both streams begin as x, and the mean of them is returned. They are float at least,
 // because what was added to them is taken off again.
-Tensor Encoder::reversed(const Tensor& x, Pass& pass) {
+Tensor Transformer::reversed(const Tensor& x, Pass& pass) {
   require(!pass.side.x.defined() && !pass.context.x.defined(),
           "model.reversible: a second stream or a context is not carried through ",
           "reversible layers");
@@ -407,14 +446,16 @@ Tensor Encoder::reversed(const Tensor& x, Pass& pass) {
   return ((outs[0] + outs[1]) * 0.5).to(type);
 }
 
-Stream Encoder::forward(const Tensor& ids, const Tensor& tokens, Pass& pass) {
+Stream Transformer::forward(const Tensor& ids, const Tensor& tokens, Pass& pass,
+                            const Tensor& kinds) {
   require(ids.dim() == 2 && is_integer(ids) && tokens.sizes() == ids.sizes() &&
               tokens.scalar_type() == torch::kBool,
-          "encoder: ids and tokens must be [B, N] integer and bool, got ", shape(ids),
+          "ids and tokens must be [B, N] integer and bool, got ", shape(ids),
           " ", ids.scalar_type(), " and ", shape(tokens), " ", tokens.scalar_type());
-  require(ids.size(1) + front_ <= longest_, "encoder: made for sequences of ",
+  require(ids.size(1) + front_ <= longest_, "the model is made for sequences of ",
           longest_ - front_, " tokens, got ", ids.size(1));
-  Tensor x = embedded(ids, pass);
+  pass.mask.causal = inputs_.causal;
+  Tensor x = embedded(ids, kinds, pass);
   const auto with_front = [&](bool front, const Tensor& others) {
     return torch::cat({others.new_full({others.size(0), front_}, front), others}, 1);
   };
@@ -439,6 +480,7 @@ Stream Encoder::forward(const Tensor& ids, const Tensor& tokens, Pass& pass) {
         out.tokens.defined() ? out.tokens
                              : torch::ones({x.size(0), x.size(1)}, tokens.options());
   }
+  if (pass.state) pass.state->tokens += ids.size(1);
   return {.x = norm_ ? norm_->forward(x) : x, .tokens = kept};
 }
 

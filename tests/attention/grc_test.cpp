@@ -1,0 +1,1 @@
+#include "longspan/attention/mechanism.h"
