@@ -127,10 +127,11 @@ Heads Projected::turned(Heads heads, Pass& pass) const {
   require(!pass.crosses(), mechanism().name,
           ": pass.rotary turns tokens of one sequence, got a context");
   const bool one = heads.k.is_same(heads.q);
-  const Tensor at = pass.positions.defined()
-                        ? pass.positions
-                        : torch::arange(heads.q.size(2), heads.q.options().dtype(torch::kLong)) +
-                              (pass.state ? pass.state->tokens : 0);
+  const Tensor at =
+      pass.positions.defined()
+          ? pass.positions
+          : torch::arange(heads.q.size(2), heads.q.options().dtype(torch::kLong)) +
+                (pass.state ? pass.state->tokens : 0);
   const auto turn = [&](const Tensor& x) {
     return x.defined() ? rotated(x, at, pass.rotary) : x;
   };

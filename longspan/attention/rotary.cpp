@@ -17,16 +17,16 @@ Tensor rotated(const Tensor& x, const Tensor& positions, double base) {
   const int64_t half = x.size(3) / 2;
   // Angles of far positions need more digits than float has.
   const auto angle_options = x.options().dtype(torch::kDouble);
-  const Tensor frequencies =
-      torch::exp(torch::arange(half, angle_options) * (-std::log(base) / static_cast<double>(half)));
+  const Tensor frequencies = torch::exp(torch::arange(half, angle_options) *
+                                        (-std::log(base) / static_cast<double>(half)));
   Tensor angles = positions.to(angle_options).unsqueeze(-1) * frequencies;
   if (angles.dim() == 3) angles = angles.unsqueeze(1);  // of all heads
   const auto type = at_least_float(x).scalar_type();
   const Tensor cosine = angles.cos().to(type), sine = angles.sin().to(type);
   const auto parts = at_least_float(x).split(half, 3);
-  return torch::cat({parts[0] * cosine - parts[1] * sine,
-                     parts[1] * cosine + parts[0] * sine},
-                    3)
+  return torch::cat(
+             {parts[0] * cosine - parts[1] * sine, parts[1] * cosine + parts[0] * sine},
+             3)
       .to(x.scalar_type());
 }
 

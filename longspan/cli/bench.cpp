@@ -122,9 +122,10 @@ void bench_model(const Experiment& experiment, const BenchOptions& options) {
               << '\n';
     return;
   }
-  std::cout << parameter_count(model.module()) << " parameters; " << std::setprecision(3)
-            << static_cast<double>(flops) / 1e9 << " GFLOP forward for one sequence of "
-            << length << " tokens; on " << device.str() << '\n';
+  std::cout << parameter_count(model.module()) << " parameters; "
+            << std::setprecision(3) << static_cast<double>(flops) / 1e9
+            << " GFLOP forward for one sequence of " << length << " tokens; on "
+            << device.str() << '\n';
   const auto line = [&](const char* what, int64_t examples, double factor,
                         const Timing& timing) {
     std::cout << std::left << std::setw(14) << what << " batch " << std::setw(4)

@@ -11,8 +11,7 @@
 namespace longspan::cli {
 
 void print_scores(const std::string& title, const Score& score,
-                  const Measures& measures,
-                  const std::vector<Reference>& references) {
+                  const Measures& measures, const std::vector<Reference>& references) {
   const auto line = [](const std::string& name, const std::string& value) {
     std::cout << std::left << std::setw(50) << name << std::right << std::setw(8)
               << value;

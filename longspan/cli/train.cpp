@@ -22,8 +22,7 @@ void print(const RunResult& result, const std::string& folder) {
             << "best by validation: step " << training.best->step << ", "
             << percent(training.best->score.accuracy) << " of "
             << training.best->score.answers << "\n\n";
-  print_scores("right on the test set", *training.test, result.test,
-               result.references);
+  print_scores("right on the test set", *training.test, result.test, result.references);
   std::cout << "\nkept in " << folder << "; `longspan eval " << folder
             << "` and `longspan "
             << (result.goal == Goal::next_token ? "generate " : "predict ") << folder

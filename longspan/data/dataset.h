@@ -20,7 +20,8 @@ struct Batch {
   torch::Tensor targets = {};  // [B, N] int64, -1 where nothing is asked; or undefined
   // [B, N] int64: tokens see their own segment only (packed documents); or undefined
   torch::Tensor segments = {};
-  torch::Tensor kinds = {};  // [B, N] int64: first or second text of a pair; or undefined
+  torch::Tensor kinds =
+      {};  // [B, N] int64: first or second text of a pair; or undefined
   int64_t real_tokens = 0;
   int64_t answers = 0;  // labels, or targets that are asked
 

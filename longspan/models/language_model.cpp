@@ -11,12 +11,11 @@ LanguageModel::LanguageModel(const TransformerOptions& options, int64_t ids,
                              int64_t longest, Sees sees)
     : ids_(ids), longest_(longest), sees_(sees) {
   transformer_ = register_module(
-      "transformer",
-      std::make_shared<Transformer>(
-          options, Transformer::Inputs{.ids = ids,
-                                       .longest = longest,
-                                       .causal = sees == Sees::past,
-                                       .predicts = true}));
+      "transformer", std::make_shared<Transformer>(
+                         options, Transformer::Inputs{.ids = ids,
+                                                      .longest = longest,
+                                                      .causal = sees == Sees::past,
+                                                      .predicts = true}));
 }
 
 Tensor LanguageModel::forward(const Tensor& ids, const Tensor& tokens, Pass& pass,
@@ -30,8 +29,8 @@ LanguageModel::Judged LanguageModel::judge(const Tensor& x,
               x.size(1) == targets.size(1),
           "a language model judges targets [B, N] by vectors [B, N, E], got ",
           shape(targets), " and ", shape(x));
-  const auto [loss, right] = transformer_->vocabulary().judge(
-      x.flatten(0, 1), targets.flatten());
+  const auto [loss, right] =
+      transformer_->vocabulary().judge(x.flatten(0, 1), targets.flatten());
   return {.loss = loss.view_as(targets), .right = right.view_as(targets)};
 }
 

@@ -212,8 +212,8 @@ Transformer::Transformer(const TransformerOptions& options, const Inputs& inputs
           .completed();
   const int64_t width = sizes_.embedding;
   vocabulary_ = register_module(
-      "vocabulary",
-      std::make_shared<Vocabulary>(ids, width, VocabularyOptions{.predicts = predicts}));
+      "vocabulary", std::make_shared<Vocabulary>(
+                        ids, width, VocabularyOptions{.predicts = predicts}));
   if (predicts && !causal)
     kinds_ = register_parameter("kinds", torch::randn({2, width}) * 0.02);
   if (cls) cls_ = register_parameter("cls", torch::zeros(width));
@@ -258,18 +258,19 @@ void Transformer::check_reversible(const Mechanism& row) const {
 }
 
 void Transformer::note_carry(const Mechanism& row) {
-  require(carry_ == Carry::none || row.can.carry == Carry::none ||
-              carry_ == row.can.carry,
-          "model.by_layer: ", row.name,
-          " and another layer keep things of different kinds from batch to batch");
+  require(
+      carry_ == Carry::none || row.can.carry == Carry::none || carry_ == row.can.carry,
+      "model.by_layer: ", row.name,
+      " and another layer keep things of different kinds from batch to batch");
   if (row.can.carry != Carry::none) carry_ = row.can.carry;
   require(carry_ == Carry::none || !options_.recompute, "model.recompute: ", row.name,
           " keeps something from batch to batch, which layers that are computed again ",
           "do not");
 }
 
-Transformer::Layer Transformer::make_layer(const Mechanism& row, const Value::Map& settings,
-                                   const Sizes& sizes) {
+Transformer::Layer Transformer::make_layer(const Mechanism& row,
+                                           const Value::Map& settings,
+                                           const Sizes& sizes) {
   const BlockOptions block{.norm = norm_called(options_.norm),
                            .activation = activation_called(options_.activation),
                            .dropout = options_.dropout,
@@ -280,10 +281,12 @@ Transformer::Layer Transformer::make_layer(const Mechanism& row, const Value::Ma
                                       .rank = options_.rank};
   const std::string name = "layer" + std::to_string(sizes.layer);
   if (options_.reversible) check_reversible(row);
-  require(inputs_.causal || row.can.causal != Causal::always, "model.attention: ",
-          row.name, " has only a causal form, but this model sees all tokens");
-  require(!inputs_.causal || row.can.causal != Causal::never, "model.attention: ",
-          row.name, " has no causal form, but this model sees only tokens before");
+  require(inputs_.causal || row.can.causal != Causal::always,
+          "model.attention: ", row.name,
+          " has only a causal form, but this model sees all tokens");
+  require(!inputs_.causal || row.can.causal != Causal::never,
+          "model.attention: ", row.name,
+          " has no causal form, but this model sees only tokens before");
   note_carry(row);
   if (row.seam() != "stack") {
     require(row.seam() != "feed_forward", "model.attention: ", row.name,
@@ -313,8 +316,8 @@ Transformer::Layer Transformer::make_layer(const Mechanism& row, const Value::Ma
   const auto stack = register_module(name, make<Stack>(row, sizes, settings, shared_));
   require(!cls_.defined() || !stack->makes_new_tokens(), "model.pooling: ", row.name,
           " leaves no token in front that cls could be read from; use mean");
-  require(!inputs_.predicts || !stack->makes_new_tokens(), "model.attention: ",
-          row.name, " leaves no tokens that could be foretold");
+  require(!inputs_.predicts || !stack->makes_new_tokens(),
+          "model.attention: ", row.name, " leaves no tokens that could be foretold");
   int64_t blocks = 0;
   for (const auto& part : stack->modules()) {
     auto* const inner = dynamic_cast<Block*>(part.get());
@@ -331,8 +334,8 @@ Transformer::Layer Transformer::make_layer(const Mechanism& row, const Value::Ma
 Tensor Transformer::positions(int64_t first, int64_t count, const Tensor& like) {
   const int64_t end = first + count;
   if (options_.positions == "learned") {
-    require(end <= positions_.size(0), "positions are learned for ",
-            positions_.size(0), " tokens, got ", end);
+    require(end <= positions_.size(0), "positions are learned for ", positions_.size(0),
+            " tokens, got ", end);
     return at_least_float(positions_.slice(0, first, end));
   }
   if (!positions_.defined() || positions_.size(0) < end ||
@@ -368,7 +371,8 @@ Tensor Transformer::embedded(const Tensor& ids, const Tensor& kinds, Pass& pass)
   return pass.training && options_.dropout > 0 ? dropout(x, options_.dropout, key) : x;
 }
 
-Tensor Transformer::recomputed(Block& block, int64_t layer, const Tensor& x, Pass& pass) {
+Tensor Transformer::recomputed(Block& block, int64_t layer, const Tensor& x,
+                               Pass& pass) {
   require(
       !pass.side.x.defined() && !pass.context.x.defined(),
       "model.recompute: a second stream or a context is not carried through layers ",
@@ -450,8 +454,8 @@ Stream Transformer::forward(const Tensor& ids, const Tensor& tokens, Pass& pass,
                             const Tensor& kinds) {
   require(ids.dim() == 2 && is_integer(ids) && tokens.sizes() == ids.sizes() &&
               tokens.scalar_type() == torch::kBool,
-          "ids and tokens must be [B, N] integer and bool, got ", shape(ids),
-          " ", ids.scalar_type(), " and ", shape(tokens), " ", tokens.scalar_type());
+          "ids and tokens must be [B, N] integer and bool, got ", shape(ids), " ",
+          ids.scalar_type(), " and ", shape(tokens), " ", tokens.scalar_type());
   require(ids.size(1) + front_ <= longest_, "the model is made for sequences of ",
           longest_ - front_, " tokens, got ", ids.size(1));
   pass.mask.causal = inputs_.causal;

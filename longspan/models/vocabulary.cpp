@@ -12,9 +12,9 @@ using torch::Tensor;
 Vocabulary::Vocabulary(int64_t ids, int64_t width, const VocabularyOptions& options)
     : options_(options) {
   embedding_ = register_parameter(
-      "embedding", options.predicts
-                       ? torch::randn({ids, width}) / std::sqrt(static_cast<double>(width))
-                       : torch::randn({ids, width}));
+      "embedding", options.predicts ? torch::randn({ids, width}) /
+                                          std::sqrt(static_cast<double>(width))
+                                    : torch::randn({ids, width}));
   if (options.predicts) bias_ = register_parameter("bias", torch::zeros(ids));
 }
 

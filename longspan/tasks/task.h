@@ -78,7 +78,8 @@ struct Task {
   const Dataset& split(std::string_view name) const;  // train, valid or test
 };
 
-// A batch of sequences of `length` real tokens for a model of `task`, drawn by LibTorch.
+// A batch of sequences of `length` real tokens for a model of `task`, drawn by
+// LibTorch.
 Batch random_batch(const Task& task, int64_t examples, int64_t length);
 
 // Reads the data of a task.

@@ -98,14 +98,14 @@ void write_result(const std::string& folder, const RunResult& result) {
                                 {"peak_bytes", training.peak_bytes},
                                 {"parameters", result.parameters}};
   const auto of = [](const Score& score, const Measures& measures) {
-    nlohmann::ordered_json json = {{"loss", score.loss},
-                                   {"accuracy", score.accuracy},
-                                   {"answers", score.answers}};
+    nlohmann::ordered_json json = {
+        {"loss", score.loss}, {"accuracy", score.accuracy}, {"answers", score.answers}};
     for (const auto& [name, value] : measures) json[name] = value;
     return json;
   };
   if (training.best) {
-    out["best"] = {{"step", training.best->step}, {"valid", of(training.best->score, result.valid)}};
+    out["best"] = {{"step", training.best->step},
+                   {"valid", of(training.best->score, result.valid)}};
     if (training.test) out["best"]["test"] = of(*training.test, result.test);
   }
   for (const Reference& reference : result.references)

@@ -74,7 +74,7 @@ struct TrainedModel {
   Experiment experiment = {};
   Task task = {};  // without examples
   TaskModel model = {};
-  Record carry = {};  // what the model keeps, if that is of the model
+  Record carry = {};            // what the model keeps, if that is of the model
   std::string checkpoint = {};  // its folder
   uint32_t data = 0;            // fingerprint of the examples it was trained on
 

@@ -63,19 +63,19 @@ BatchSums LanguageModelling::evaluate(const Batch& batch, Pass& pass) {
 BatchSums LanguageModelling::evaluate_mean(const Batch& batch, int64_t passes) {
   const Tensor asked = (batch.targets >= 0).flatten().nonzero().squeeze(1);
   const Tensor answers = batch.targets.flatten().index_select(0, asked);
-  return sums_of(
-      log_of_mean(passes,
-                  [&](Pass& pass) {
-                    pass.mask.segment = batch.segments;
-                    const Tensor x =
-                        model_.forward(batch.ids, batch.tokens, pass, batch.kinds);
-                    return model_.log_probabilities(
-                        x.flatten(0, 1).index_select(0, asked));
-                  }),
-      answers);
+  return sums_of(log_of_mean(passes,
+                             [&](Pass& pass) {
+                               pass.mask.segment = batch.segments;
+                               const Tensor x = model_.forward(batch.ids, batch.tokens,
+                                                               pass, batch.kinds);
+                               return model_.log_probabilities(
+                                   x.flatten(0, 1).index_select(0, asked));
+                             }),
+                 answers);
 }
 
-Measures LanguageModelling::measures(const Dataset& examples, const Score& score) const {
+Measures LanguageModelling::measures(const Dataset& examples,
+                                     const Score& score) const {
   Measures measures = {{"perplexity", std::exp(score.loss)}};
   const auto* const text = dynamic_cast<const TextDataset*>(&examples);
   if (!text || task_.goal != Goal::next_token) return measures;
@@ -84,8 +84,8 @@ Measures LanguageModelling::measures(const Dataset& examples, const Score& score
     measures.emplace_back("word_perplexity",
                           std::exp(nats / static_cast<double>(text->words())));
   if (text->bytes() > 0)
-    measures.emplace_back("bits_per_byte", nats / (std::log(2.0) *
-                                                   static_cast<double>(text->bytes())));
+    measures.emplace_back("bits_per_byte",
+                          nats / (std::log(2.0) * static_cast<double>(text->bytes())));
   return measures;
 }
 

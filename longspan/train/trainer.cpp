@@ -315,7 +315,8 @@ class Training {
         options_.clip > 0 && norm > options_.clip ? options_.clip / norm : 1;
     optimizer_.step(rate, scale);
     average_.after_step(optimizer_.weights());
-    if (objective_.carry() == Carry::per_model) carries = {mean_record(carries, shares)};
+    if (objective_.carry() == Carry::per_model)
+      carries = {mean_record(carries, shares)};
     carry_ = std::move(carries);
     ++state_.step;
     state_.examples += examples;
@@ -435,8 +436,8 @@ class Training {
     line << "step " << state_.step << "  validation loss " << std::fixed
          << std::setprecision(4) << valid->loss << "  accuracy "
          << percent(valid->accuracy);
-    for (const auto& [name, value] : objective_.measures(
-             objective_.examples("valid"), *valid))
+    for (const auto& [name, value] :
+         objective_.measures(objective_.examples("valid"), *valid))
       line << "  " << spaced(name) << ' ' << value;
     line << (better ? "  best so far" : "");
     measures.emplace_back("seconds", seconds());
@@ -597,7 +598,8 @@ class Training {
     if (objective_.carry() == Carry::per_model) carry_ = {of_model};
     if (objective_.carry() == Carry::per_example)
       for (size_t i = 0;; ++i) {
-        const Record of_pass = carry_from(checkpoint.optimizer, stream_prefix(i), device_);
+        const Record of_pass =
+            carry_from(checkpoint.optimizer, stream_prefix(i), device_);
         if (of_pass.all().empty()) break;
         carry_.push_back(of_pass);
       }
@@ -695,8 +697,9 @@ std::optional<Score> score(Objective& objective, const Dataset& examples,
   const torch::NoGradGuard without_gradients;
   objective.model().eval();
   const bool in_streams = objective.carry() == Carry::per_example;
-  require(!in_streams || options.samples == 0,
-          "a model that carries something of its examples is not averaged over samples");
+  require(objective.carry() == Carry::none || options.samples == 0,
+          "a model that carries something from batch to batch is not averaged over "
+          "samples");
   std::vector<int64_t> order(static_cast<size_t>(examples.size()));
   std::iota(order.begin(), order.end(), int64_t{0});
   auto each = static_cast<size_t>(options.batch);
@@ -723,9 +726,10 @@ std::optional<Score> score(Objective& objective, const Dataset& examples,
   int64_t answers = 0;
   for (size_t first = 0; first < all.size(); first += each) {
     if (options.stop && options.stop()) return std::nullopt;
-    const Batch made = padded_batch(
-        examples, all.subspan(first, std::min(each, all.size() - first)),
-        {.meant_for = options.device, .key = mix(Key{}, first)}, options.pad_to, longest);
+    const Batch made =
+        padded_batch(examples, all.subspan(first, std::min(each, all.size() - first)),
+                     {.meant_for = options.device, .key = mix(Key{}, first)},
+                     options.pad_to, longest);
     answers += made.answers;
     BatchSums part;
     if (options.samples > 0) {
@@ -758,8 +762,9 @@ void check_training(Objective& objective, const TrainOptions& options) {
     require(options.ramp_steps == 0 || objective.carry() != Carry::per_example,
             "train.ramp_steps: the model carries something of each example from batch ",
             "to batch, so batches must be of one size");
-    require(options.full_share == 0 || total_steps(objective, options) > 0,
-            "train.full_share is of the steps, so it needs train.steps or train.epochs");
+    require(
+        options.full_share == 0 || total_steps(objective, options) > 0,
+        "train.full_share is of the steps, so it needs train.steps or train.epochs");
     device_of(options);
     Schedule(options.learning_rate, options.schedule, total_steps(objective, options));
   });

@@ -1,5 +1,5 @@
-#include "longspan/base/flops.h"
 #include "longspan/models/transformer.h"
+#include "longspan/base/flops.h"
 
 #include <cmath>
 #include <regex>
@@ -36,7 +36,8 @@ Input some_input() {
   return {ids, ids > 0};
 }
 
-std::shared_ptr<Transformer> make_encoder(const TransformerOptions& options, bool cls = true) {
+std::shared_ptr<Transformer> make_encoder(const TransformerOptions& options,
+                                          bool cls = true) {
   torch::manual_seed(5);
   auto encoder = std::make_shared<Transformer>(
       options, Transformer::Inputs{.ids = 9, .longest = 7, .cls = cls});
@@ -52,8 +53,8 @@ std::map<std::string, Tensor> named(const torch::nn::Module& module) {
 }
 
 // The encoder by its definition, in plain operations, for one sequence without padding.
-Tensor defined(const TransformerOptions& options, const std::map<std::string, Tensor>& p,
-               const Tensor& ids, bool cls) {
+Tensor defined(const TransformerOptions& options,
+               const std::map<std::string, Tensor>& p, const Tensor& ids, bool cls) {
   const int64_t width = options.embedding, heads = options.heads;
   Tensor x = p.at("vocabulary.embedding").index_select(0, ids);
   if (cls) x = torch::cat({p.at("cls").unsqueeze(0), x});
@@ -611,7 +612,8 @@ TEST(Classifier, AddsUpGradientsOfEmbeddingsUnrounded) {
       const Tensor to = ids.to(device);
       model.forward(to, to > 0, pass).slice(1, 0, 1).sum().backward();
       gradients.push_back(
-          model.named_parameters()["encoder.vocabulary.embedding"].grad().to(torch::kFloat));
+          model.named_parameters()["encoder.vocabulary.embedding"].grad().to(
+              torch::kFloat));
     }
     EXPECT_LT((gradients[1] - gradients[0]).norm().item<double>(),
               0.02 * gradients[0].norm().item<double>());

@@ -234,7 +234,9 @@ TEST(ATraining, LearnsInBfloat16AsInFloat) {
       Classifier model(encoder, task.ids, task.longest, 2);
       convert(model, device, dtype_of(options));
       Classification objective(task, model);
-      const auto loss = [&] { return score(objective, task.train, {.batch = 10, .device = device})->loss; };
+      const auto loss = [&] {
+        return score(objective, task.train, {.batch = 10, .device = device})->loss;
+      };
       EXPECT_GT(loss(), 0.6);
       train(objective, options, {.folder = folder / precision, .quiet = true});
       return loss();
