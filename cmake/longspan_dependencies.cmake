@@ -15,3 +15,5 @@ if(NOT TARGET yaml-cpp)  # its name since yaml-cpp 0.8
   add_library(yaml-cpp INTERFACE IMPORTED)
   target_link_libraries(yaml-cpp INTERFACE yaml-cpp::yaml-cpp)
 endif()
+find_package(ZLIB QUIET)
+find_package(LibLZMA QUIET)

@@ -21,7 +21,7 @@ struct TaskOptions {
   std::string name = "listops";
   std::string data = {};
   int64_t longest = 0;
-  // The rest is for `classify` alone.
+  // The rest is for some of the tasks alone.
   std::string train = "train.tsv";
   std::string valid = {};
   std::string test = {};
@@ -35,6 +35,11 @@ struct TaskOptions {
   int64_t least_count = 1;
   bool lower_case = true;
   std::string sentencepiece_model = {};
+  std::string goal = "next";
+  int64_t context = 0;
+  std::string documents = "joined";
+  double masked_share = 0.15;
+  bool pairs = true;
 };
 
 // The names of the options, without section. See there what each means.
@@ -93,7 +98,11 @@ Task outline_task(const TaskOptions& options);
 Task restore_task(const TaskOptions& options, const std::string& saved_labels,
                   const std::string& saved_vocabulary);
 
-// Examples of a file the user has beside those of the task, in its format.
+// Examples of a file the user has beside those of the task, in its format, as the split
+// "test" of the task.
+void read_test(Task& task, const TaskOptions& options, const std::string& path);
+
+// The same with labels.
 Examples read_examples(const Task& task, const TaskOptions& options,
                        const std::string& path);
 
