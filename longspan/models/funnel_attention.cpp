@@ -1,14 +1,11 @@
 #include "longspan/models/funnel_attention.h"
 
-#include <algorithm>
-#include <cmath>
+#include <utility>
 
 #include "longspan/attention/dense_reference.h"
 #include "longspan/attention/head_axis.h"
 #include "longspan/attention/mixer_pass.h"
 #include "longspan/attention/prepare.h"
-#include "longspan/kernels/matmul.h"
-#include "longspan/kernels/total.h"
 
 namespace longspan {
 namespace {
@@ -36,32 +33,6 @@ constinit const Mechanism kRow{
 
 }  // namespace
 
-DistanceWaves::DistanceWaves(int64_t width, int64_t step) : step_(step) {
-  const int64_t count = (width + 1) / 2;
-  frequencies_ = torch::exp(torch::arange(count, torch::kDouble) *
-                            (-std::log(10000.0) / static_cast<double>(count)));
-}
-
-Tensor DistanceWaves::at(const Tensor& distances, const Tensor& like) const {
-  const Tensor angles = distances.unsqueeze(-1) * frequencies_.to(like.device());
-  const auto type = like.scalar_type();
-  return torch::cat({angles.sin().to(type), angles.cos().to(type)}, -1);
-}
-
-Tensor DistanceWaves::of(int64_t from, int64_t to, const Tensor& like) {
-  const std::lock_guard alone(mutex_);
-  const int64_t needed = std::max(-from, to - 1);
-  const bool alike = table_.defined() && table_.scalar_type() == like.scalar_type() &&
-                     table_.device() == like.device();
-  if (!alike || needed > reach_) {
-    // A sequence that grows token by token needs a new table seldom.
-    reach_ = alike ? std::max(needed, 2 * reach_) : needed;
-    const auto exact = torch::TensorOptions(torch::kDouble).device(like.device());
-    table_ = at(torch::arange(-reach_, reach_ + 1, exact) * step_, like);
-  }
-  return table_.slice(0, from + reach_, to + reach_);
-}
-
 FunnelAttention::FunnelAttention(const Sizes& sizes, Places places)
     : sizes_(sizes), places_(std::move(places)) {
   belongs_to(kRow);
@@ -78,9 +49,9 @@ FunnelAttention::FunnelAttention(const Sizes& sizes, Places places)
   const auto uniform = [&](const char* name, at::IntArrayRef shape) {
     return register_parameter(name, kMost * torch::rand(shape));
   };
-  distance_.weight = uniform("distance_weight", {width, places_.own->width()});
-  content_bias_ = uniform("content_bias", {sizes.heads, sizes.head_width});
-  distance_bias_ = uniform("distance_bias", {sizes.heads, sizes.head_width});
+  distances_.map.weight = uniform("distance_weight", {width, places_.own->width()});
+  distances_.content_bias = uniform("content_bias", {sizes.heads, sizes.head_width});
+  distances_.distance_bias = uniform("distance_bias", {sizes.heads, sizes.head_width});
 }
 
 FunnelAttention::Geometry FunnelAttention::geometry(const Pass& pass) const {
@@ -112,7 +83,7 @@ Tensor FunnelAttention::run(const Tensor& x, Pass& pass) {
   if (real.defined()) source.to = open_where(real.to(x.device()));
 
   const Tensor q = in_heads(q_(x), sizes_.heads);
-  Queries queries{.q = q + spread(content_bias_.unsqueeze(1), q.sizes())};
+  Queries queries{.q = distances_.queries(q)};
   const auto whole = torch::TensorOptions(torch::kLong).device(x.device());
   const Tensor places =
       torch::arange(at.first, at.first + count - int64_t{at.apart}, whole) * at.stride;
@@ -136,27 +107,16 @@ Tensor FunnelAttention::run(const Tensor& x, Pass& pass) {
 
 // q [B, H, N, d] is without its biases.
 Bias FunnelAttention::bias(const Geometry& at, int64_t keys, const Tensor& q) const {
-  if (at.causal && q.size(2) == 1) return {.dense = scores_of_one(at, keys, q)};
+  if (at.causal && q.size(2) == 1) {
+    const int64_t place = at.first * at.stride;
+    const Tensor waves =
+        at.waves->of(place - keys + 1, place + 1, at_least_float(q)).flip(0);
+    return {.dense = distances_.of_one(q, waves)};
+  }
   const int64_t nearest = at.causal ? 0 : 1 - keys;
-  Tensor vectors = distance_(at.waves->of(nearest, keys, q))
-                       .view({-1, sizes_.heads, sizes_.head_width})
-                       .transpose(0, 1);
+  Tensor vectors = distances_.vectors(at.waves->of(nearest, keys, q));
   if (at.apart) vectors = torch::constant_pad_nd(vectors, {0, 0, 0, 1});
-  return {
-      .vectors = vectors, .offset = distance_bias_ - content_bias_, .first = nearest};
-}
-
-// The scores [B, H, 1, M] of distances of a single query, a step of decoding: to map it
-// to waves is less work than to map all waves to heads.
-Tensor FunnelAttention::scores_of_one(const Geometry& at, int64_t keys,
-                                      const Tensor& q) const {
-  const Tensor shifted = at_least_float(q) +
-                         at_least_float(spread(distance_bias_.unsqueeze(1), q.sizes()));
-  const Tensor by_wave = longspan::matmul(shifted, at_least_float(distance_weight()));
-  const int64_t place = at.first * at.stride;
-  const Tensor waves = at.waves->of(place - keys + 1, place + 1, shifted).flip(0);
-  return longspan::matmul(by_wave, waves.t()) /
-         std::sqrt(static_cast<double>(sizes_.head_width));
+  return {.vectors = vectors, .offset = distances_.offset(), .first = nearest};
 }
 
 Tensor FunnelAttention::define(const Tensor& x, Pass& pass) {
@@ -177,9 +137,7 @@ Tensor FunnelAttention::define(const Tensor& x, Pass& pass) {
   const Tensor query = ids(x.size(1), step * at.stride).unsqueeze(1),
                key = ids(seen.size(1), step).unsqueeze(0);
   const Tensor q = heads(q_, x, sizes_.heads);
-  const Tensor by_wave = (q + distance_bias_.unsqueeze(1)).matmul(distance_weight());
-  Tensor of_distance =
-      torch::einsum("bhif,ijf->bhij", {by_wave, at.waves->at(query - key, x)});
+  Tensor of_distance = distances_.defined(q, at.waves->at(query - key, x));
   if (at.apart)
     of_distance =
         torch::constant_pad_nd(of_distance.slice(2, 1).slice(3, 1), {1, 0, 1, 0});
@@ -188,9 +146,9 @@ Tensor FunnelAttention::define(const Tensor& x, Pass& pass) {
   if (real.defined())
     visible = visible.logical_and(real.to(x.device()).unsqueeze(1).unsqueeze(1));
   Pass biased;
-  biased.bias.dense = of_distance / std::sqrt(static_cast<double>(sizes_.head_width));
+  biased.bias.dense = of_distance;
   const Tensor out = masked_attention(
-      q + content_bias_.unsqueeze(1), heads(k_, seen, sizes_.key_heads),
+      q + distances_.content_bias.unsqueeze(1), heads(k_, seen, sizes_.key_heads),
       heads(v_, seen, sizes_.key_heads), visible, biased);
   return torch::linear(joined_heads(out), out_.weight, out_.bias);
 }

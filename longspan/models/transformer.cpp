@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <sstream>
+#include <tuple>
 #include <utility>
 
 #include <torch/nn/init.h>
@@ -169,6 +170,24 @@ Fields fields(TransformerOptions& o) {
        {},
        0,
        1e6},
+      {"memory_tokens",
+       &o.memory_tokens,
+       "learned tokens in front, behind the global ones, that all tokens after them "
+       "see "
+       "(Burtsev et al. 2020, arXiv:2006.11527)",
+       {},
+       0,
+       1e6},
+      {"recurrent_memory", &o.recurrent_memory,
+       "causal models: the memory tokens are read at the front of a segment and "
+       "written "
+       "at its end, for the next one to read (Bulatov et al. 2022, arXiv:2207.06881)"},
+      {"segment",
+       &o.segment,
+       "of recurrent_memory: tokens from one reading to the next; 0: whole sequences",
+       {},
+       0,
+       1e9},
       {"attention", &o.attention,
        "the mechanism: a name of `longspan list`, or {name: .., setting: ..}"},
       {"by_layer", &o.by_layer,
@@ -240,8 +259,14 @@ Transformer::Transformer(const TransformerOptions& options, const Inputs& inputs
   require(options.head_width > 0 || options.embedding % options.heads == 0,
           "model.embedding, ", options.embedding, ", is no multiple of model.heads, ",
           options.heads, "; give model.head_width");
-  front_ = std::max(options.global_tokens, int64_t{cls});
+  check_memory();
+  front_ = std::max(options.global_tokens, int64_t{cls}) + options.memory_tokens;
   longest_ = longest + front_;
+  if (options.recurrent_memory) {
+    segment_ = options.segment > 0 ? std::min(options.segment, longest) : longest;
+    longest_ = segment_ + 2 * options.memory_tokens;
+    carry_ = Carry::per_example;
+  }
   sizes_ =
       Sizes{.embedding = options.embedding,
             .heads = options.heads,
@@ -263,9 +288,12 @@ Transformer::Transformer(const TransformerOptions& options, const Inputs& inputs
   if (predicts && !causal)
     kinds_ = register_parameter("kinds", torch::randn({2, width}) * 0.02);
   if (cls) cls_ = register_parameter("cls", torch::zeros(width));
-  if (front_ > int64_t{cls})
-    global_ = register_parameter("global",
-                                 torch::randn({front_ - int64_t{cls}, width}) * 0.02);
+  const auto learned = [&](const char* name, int64_t count) {
+    return count > 0 ? register_parameter(name, torch::randn({count, width}) * 0.02)
+                     : Tensor();
+  };
+  global_ = learned("global", front_ - options.memory_tokens - int64_t{cls});
+  memory_ = learned("memory", options.memory_tokens);
   if (options.positions == "learned")
     positions_ =
         register_parameter("positions", torch::randn({longest_, width}) * 0.02);
@@ -340,6 +368,27 @@ void Transformer::tell_positions(Pass& pass, int64_t layer, const Tensor& x) {
   pass.bias = position_bias_ ? position_bias_->of(layer, x) : Bias{};
 }
 
+void Transformer::check_memory() const {
+  const auto& [recurs, count, segment] =
+      std::tie(options_.recurrent_memory, options_.memory_tokens, options_.segment);
+  require(recurs || segment == 0, "model.segment, ", segment,
+          ", is of model.recurrent_memory, which is false; must be 0");
+  require(!recurs || count > 0,
+          "model.recurrent_memory needs model.memory_tokens of 1 or more, got 0");
+  require(!recurs || inputs_.causal,
+          "model.recurrent_memory is for models that see only tokens before, but this ",
+          "model sees all");
+}
+
+void Transformer::check_memory(const Mechanism& row) const {
+  if (options_.memory_tokens == 0) return;
+  require(row.seam() != "stack" && row.order.empty(), "model.memory_tokens: ", row.name,
+          " has an order or a number of tokens of its own, so it must be 0");
+  require(segment_ == 0 || row.can.carry == Carry::none,
+          "model.recurrent_memory: ", row.name,
+          " keeps something from batch to batch itself");
+}
+
 void Transformer::note_carry(const Mechanism& row) {
   require(
       carry_ == Carry::none || row.can.carry == Carry::none || carry_ == row.can.carry,
@@ -371,6 +420,7 @@ Transformer::Layer Transformer::make_layer(const Mechanism& row,
           "model.attention: ", row.name,
           " has no causal form, but this model sees only tokens before");
   check_positions(row);
+  check_memory(row);
   note_carry(row);
   if (row.seam() != "stack") {
     require(row.seam() != "feed_forward", "model.attention: ", row.name,
@@ -432,30 +482,34 @@ Tensor Transformer::positions(int64_t first, int64_t count, const Tensor& like) 
   return positions_.slice(0, first, end);
 }
 
-Tensor Transformer::embedded(const Tensor& ids, const Tensor& kinds, Pass& pass) {
-  // Rounded once, after the positions; and gradients of many tokens add up unrounded.
-  Tensor x = vocabulary_->embedded(ids);
-  if (kinds.defined()) {
-    require(kinds_.defined(), "a model that has no pairs of texts got kinds of tokens");
-    x = x + torch::embedding(at_least_float(kinds_), kinds);
-  }
+Tensor Transformer::embedded(const Tensor& ids, const Tensor& kinds) const {
+  const Tensor x = vocabulary_->embedded(ids);
+  if (!kinds.defined()) return x;
+  require(kinds_.defined(), "a model that has no pairs of texts got kinds of tokens");
+  return x + torch::embedding(at_least_float(kinds_), kinds);
+}
+
+Tensor Transformer::with_front(const Tensor& x) const {
   std::vector<Tensor> all;
-  const auto put_in_front = [&](const Tensor& learned, int64_t count) {
+  for (const Tensor& learned : {cls_, global_, memory_})
     if (learned.defined())
-      all.push_back(spread(at_least_float(learned), {x.size(0), count, x.size(2)}));
-  };
-  put_in_front(cls_, 1);
-  put_in_front(global_, front_ - int64_t{cls_.defined()});
+      all.push_back(
+          spread(at_least_float(learned),
+                 {x.size(0), learned.dim() == 1 ? 1 : learned.size(0), x.size(2)}));
+  if (all.empty()) return x;
   all.push_back(x);
-  if (front_ > 0) x = torch::cat(all, 1);
-  if (options_.positions == "sinusoidal" || options_.positions == "learned") {
-    const int64_t past = pass.state ? pass.state->tokens : 0;
-    x = x + spread(positions(past, x.size(1), x), x.sizes());
-  }
-  x = x.to(vocabulary_->type());
+  return torch::cat(all, 1);
+}
+
+Tensor Transformer::placed(const Tensor& x, int64_t first, Pass& pass) {
+  // Rounded once, after the positions; and gradients of many tokens add up unrounded.
+  Tensor y = x;
+  if (options_.positions == "sinusoidal" || options_.positions == "learned")
+    y = y + spread(positions(first, y.size(1), y), y.sizes());
+  y = y.to(vocabulary_->type());
   pass.draw.enter(0);
   const Key key = pass.draw.key();
-  return pass.training && options_.dropout > 0 ? dropout(x, options_.dropout, key) : x;
+  return pass.training && options_.dropout > 0 ? dropout(y, options_.dropout, key) : y;
 }
 
 // Of all layers.
@@ -554,18 +608,44 @@ Stream Transformer::forward(const Tensor& ids, const Tensor& tokens, Pass& pass,
               tokens.scalar_type() == torch::kBool,
           "ids and tokens must be [B, N] integer and bool, got ", shape(ids), " ",
           ids.scalar_type(), " and ", shape(tokens), " ", tokens.scalar_type());
-  require(ids.size(1) + front_ <= longest_, "the model is made for sequences of ",
-          longest_ - front_, " tokens, got ", ids.size(1));
+  require(ids.size(1) <= inputs_.longest, "the model is made for sequences of ",
+          inputs_.longest, " tokens, got ", ids.size(1));
+  require(
+      options_.memory_tokens == 0 || !pass.mask.segment.defined(),
+      "model.memory_tokens: every token sees the memory, so a row must be one text, ",
+      "got mask.segment");
   pass.mask.causal = inputs_.causal;
-  Tensor x = embedded(ids, kinds, pass);
-  const auto with_front = [&](bool front, const Tensor& others) {
-    return torch::cat({others.new_full({others.size(0), front_}, front), others}, 1);
+  if (segment_ > 0) return in_segments(embedded(ids, kinds), tokens, pass);
+  // In decoding what stands in front comes with the first tokens.
+  const bool begins = !pass.state || pass.state->tokens == 0;
+  const int64_t front = begins ? front_ : 0;
+  Tensor x = embedded(ids, kinds);
+  x = begins ? placed(with_front(x), 0, pass)
+             : placed(x, front_ + pass.state->tokens, pass);
+  const auto with_flags = [&](bool flag, const Tensor& others) {
+    return torch::cat({others.new_full({others.size(0), front}, flag), others}, 1);
   };
-  pass.mask.tokens = with_front(true, tokens);
-  if (options_.global_tokens > 0)
-    pass.mask.global = with_front(true, torch::zeros_like(tokens));
-  Tensor kept = with_front(false, tokens);
+  pass.mask.tokens = with_flags(true, tokens);
+  if (options_.global_tokens > 0) {
+    pass.mask.global = with_flags(true, torch::zeros_like(tokens));
+    pass.mask.global.slice(1, front_ - options_.memory_tokens, front_).fill_(false);
+  }
+  Tensor kept = with_flags(false, tokens);
   if (cls_.defined()) kept.select(1, 0).fill_(true);
+  x = through_layers(x, kept, pass);
+  if (pass.state) pass.state->tokens += ids.size(1);
+  if (memory_.defined() && begins) {
+    const auto without_memory = [&](const Tensor& rows) {
+      return torch::cat(
+          {rows.slice(1, 0, front_ - memory_.size(0)), rows.slice(1, front_)}, 1);
+    };
+    x = without_memory(x);
+    kept = without_memory(kept);
+  }
+  return {.x = x, .tokens = kept};
+}
+
+Tensor Transformer::through_layers(Tensor x, Tensor& kept, Pass& pass) {
   if (options_.reversible) x = reversed(x, pass);
   for (int64_t layer = 0; layer < options_.layers && !options_.reversible; ++layer) {
     const auto& [block, stack] = layers_[static_cast<size_t>(layer)];
@@ -579,12 +659,85 @@ Stream Transformer::forward(const Tensor& ids, const Tensor& tokens, Pass& pass,
     pass.dropout = 0;  // the blocks inside say theirs
     const Stream out = stack->forward(x, pass);
     x = out.x;
-    kept = pass.mask.tokens =
-        out.tokens.defined() ? out.tokens
-                             : torch::ones({x.size(0), x.size(1)}, tokens.options());
+    kept = pass.mask.tokens = out.tokens.defined()
+                                  ? out.tokens
+                                  : torch::ones({x.size(0), x.size(1)}, kept.options());
   }
-  if (pass.state) pass.state->tokens += ids.size(1);
-  return {.x = norm_ ? norm_->forward(x) : x, .tokens = kept};
+  return norm_ ? norm_->forward(x) : x;
+}
+
+// A segment is a row of its own: the memory to read, the tokens, the memory to write,
+// which as it comes out is the one that the next segment reads. So tokens see those
+// before them in the segment and, through the memory, all segments before; gradients go
+// the same way, up to the beginning of the pass.
+Stream Transformer::in_segments(const Tensor& x, const Tensor& tokens, Pass& pass) {
+  Record* const state = pass.state;
+  const int64_t examples = x.size(0), count = x.size(1), slots = memory_.size(0);
+  const auto type = vocabulary_->type();
+  Tensor memory, heard;  // heard: [B] bool, had tokens in this segment
+  if (state && state->tokens > 0) {
+    memory = state->get("memory");
+    heard = state->get("heard");
+  } else if (pass.carry && pass.carry->get("memory").defined()) {
+    memory = pass.carry->get("memory").to(x.device(), type);
+    require(memory.size(0) == examples, "the memory is carried from a batch of ",
+            memory.size(0), " examples to one of ", examples,
+            "; batches that follow each other have the same examples");
+  } else {
+    memory = spread(memory_, {examples, slots, x.size(2)});
+  }
+  pass.draw.enter(options_.layers + 1);
+  const Key key = pass.draw.key();
+  std::vector<Tensor> outs;
+  for (int64_t at = 0; at < count;) {
+    const int64_t begun = state ? state->tokens % segment_ : 0,
+                  length = std::min(count - at, segment_ - begun),
+                  // A segment that the sequence does not fill is filled with padding,
+                  // so that the places of the memory are always the same.
+        rows = state ? length : segment_;
+    const bool reads = begun == 0, writes = !state || begun + length == segment_;
+    Pass inner = pass;
+    inner.carry = nullptr;
+    inner.losses.clear();
+    if (pass.training)
+      inner.draw = Draw(mix(key, static_cast<uint64_t>(at)).bits, pass.draw.step());
+    const auto filled = [&](const Tensor& all) {
+      const Tensor some = all.slice(1, at, at + length);
+      std::vector<int64_t> pads(static_cast<size_t>(2 * (all.dim() - 1)), 0);
+      pads.back() = rows - length;
+      return rows > length ? torch::constant_pad_nd(some, pads) : some;
+    };
+    const auto around = [&](const Tensor& before, const Tensor& middle) {
+      std::vector<Tensor> all = {middle};
+      if (reads) all.insert(all.begin(), before);
+      if (writes) all.push_back(before);
+      return torch::cat(all, 1);
+    };
+    if (reads) {
+      heard = torch::zeros({examples}, tokens.options());
+      for (int64_t layer = 0; state && layer < options_.layers; ++layer)
+        state->part("layer" + std::to_string(layer)) = {};
+    }
+    heard = heard.logical_or(tokens.slice(1, at, at + length).any(1));
+    Tensor all = around(at_least_float(memory), filled(x));
+    all = placed(all, reads ? 0 : slots + begun, inner);
+    Tensor real =
+        around(torch::ones({examples, slots}, tokens.options()), filled(tokens));
+    inner.mask.tokens = real;
+    all = through_layers(all, real, inner);
+    for (const auto& [name, loss] : inner.losses) pass.add_loss(name, loss);
+    const int64_t first = reads ? slots : 0;
+    outs.push_back(all.slice(1, first, first + length));
+    if (writes)
+      memory = torch::where(heard.view({-1, 1, 1}), all.slice(1, first + rows), memory);
+    at += length;
+    if (!state) continue;
+    state->tokens += length;
+    state->set("memory", memory);
+    state->set("heard", heard);
+  }
+  if (pass.carry && !state) pass.carry->set("memory", memory.detach());
+  return {.x = outs.empty() ? x.to(type) : torch::cat(outs, 1), .tokens = tokens};
 }
 
 }  // namespace longspan

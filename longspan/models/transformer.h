@@ -27,6 +27,9 @@ struct TransformerOptions {
   int64_t inner = 0;
   int64_t longest = 0;
   int64_t global_tokens = 0;
+  int64_t memory_tokens = 0;
+  bool recurrent_memory = false;
+  int64_t segment = 0;
   Value attention = "dense";
   Value by_layer = Value::List{};
   std::string preset = {};
@@ -65,7 +68,7 @@ class Transformer : public torch::nn::Module {
   };
 
   // Beside the one of `cls`, learned tokens are put in front to make it
-  // options.global_tokens.
+  // options.global_tokens; then come options.memory_tokens.
   Transformer(const TransformerOptions& options, const Inputs& inputs);
 
   // ids: [B, N] integer; tokens: [B, N] bool, false at padding; kinds: [B, N] 0 or 1,
@@ -94,10 +97,20 @@ class Transformer : public torch::nn::Module {
   void tell_positions(Pass& pass, int64_t layer, const torch::Tensor& x);
   Layer make_layer(const Mechanism& row, const Value::Map& settings,
                    const Sizes& sizes);
+  void check_memory() const;
+  void check_memory(const Mechanism& row) const;
   void note_carry(const Mechanism& row);
   std::vector<torch::Tensor> shared_parameters() const;
   torch::Tensor embedded(const torch::Tensor& ids, const torch::Tensor& kinds,
                          Pass& pass);
+  // [B, N, E], without positions, float at least.
+  torch::Tensor embedded(const torch::Tensor& ids, const torch::Tensor& kinds) const;
+  // x [B, n, E] at positions first .., as the first layer takes it.
+  torch::Tensor placed(const torch::Tensor& x, int64_t first, Pass& pass);
+  torch::Tensor with_front(const torch::Tensor& x) const;
+  // Changes `kept`, the mask of what is returned, where a Stack does.
+  torch::Tensor through_layers(torch::Tensor x, torch::Tensor& kept, Pass& pass);
+  Stream in_segments(const torch::Tensor& x, const torch::Tensor& tokens, Pass& pass);
   torch::Tensor recomputed(Block& block, int64_t layer, const torch::Tensor& x,
                            Pass& pass);
   torch::Tensor reversed(const torch::Tensor& x, Pass& pass);
@@ -107,10 +120,13 @@ class Transformer : public torch::nn::Module {
   Inputs inputs_;
   Sizes sizes_;
   Carry carry_ = Carry::none;
-  int64_t longest_ = 0, front_ = 0;  // front_: learned tokens in front
+  int64_t longest_ = 0;  // of what layers are given
+  int64_t front_ = 0;    // learned tokens in front
+  int64_t segment_ = 0;  // 0: the memory does not recur
   std::shared_ptr<Vocabulary> vocabulary_;
   torch::Tensor cls_, global_, positions_, kinds_;
   std::shared_ptr<PositionBias> position_bias_;
+  torch::Tensor cls_, global_, memory_, positions_, kinds_;
   std::shared_ptr<Shared> shared_;
   std::vector<Layer> layers_;
   std::shared_ptr<LayerNorm> norm_;  // after the last block, unless it ends in one
