@@ -142,20 +142,30 @@ Heads Projected::turned(Heads heads, Pass& pass) const {
   return heads;
 }
 
-Tensor Projected::joined(const Tensor& heads) const {
+Tensor Projected::attended(const Tensor& x, Pass& pass) {
+  check_tokens(x, pass);
+  const auto [q, k, v] = turned(heads(x, pass), pass);
+  const WithoutDone rest(pass);
+  return attention_->forward(q, k, v, pass);
+}
+
+Tensor Projected::attended_reference(const Tensor& x, Pass& pass) {
+  check_tokens(x, pass);
+  const auto [q, k, v] = turned(heads(x, pass), pass);
+  const WithoutDone rest(pass);
+  return attention_->reference(q, k, v, pass);
+}
+
+Tensor Projected::projected_back(const Tensor& heads) const {
   return out_(joined_heads(heads));
 }
 
 Tensor Projected::run(const Tensor& x, Pass& pass) {
-  const auto [q, k, v] = turned(heads(x, pass), pass);
-  const WithoutDone rest(pass);
-  return joined(attention_->forward(q, k, v, pass));
+  return projected_back(attended(x, pass));
 }
 
 Tensor Projected::define(const Tensor& x, Pass& pass) {
-  const auto [q, k, v] = turned(heads(x, pass), pass);
-  const WithoutDone rest(pass);
-  return joined(attention_->reference(q, k, v, pass));
+  return projected_back(attended_reference(x, pass));
 }
 
 std::shared_ptr<Mixer> make_mixer(const Mechanism& mechanism, const Sizes& sizes,

@@ -27,6 +27,12 @@ class Projected final : public Mixer {
 
   const Attention& attention() const { return *attention_; }
 
+  // The two halves of forward() and reference(), for mixers that change what is between
+  // them: what the attention gives, [B, H, N, dv], and the way back to [B, N, E].
+  torch::Tensor attended(const torch::Tensor& x, Pass& pass);
+  torch::Tensor attended_reference(const torch::Tensor& x, Pass& pass);
+  torch::Tensor projected_back(const torch::Tensor& heads) const;
+
  private:
   torch::Tensor run(const torch::Tensor& x, Pass& pass) override;
   torch::Tensor define(const torch::Tensor& x, Pass& pass) override;
@@ -35,7 +41,6 @@ class Projected final : public Mixer {
   bool projects_together(const torch::Tensor& x, const Pass& pass) const;
   Heads heads(const torch::Tensor& x, Pass& pass);
   Heads turned(Heads heads, Pass& pass) const;  // by pass.rotary
-  torch::Tensor joined(const torch::Tensor& heads) const;
 
   Sizes sizes_;
   ProjectionOptions options_;
