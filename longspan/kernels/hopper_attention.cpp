@@ -9,6 +9,7 @@
 #include "longspan/kernels/cuda/tensors.h"
 #include "longspan/kernels/head_views.h"
 #include "longspan/kernels/kept_lists.h"
+#include "longspan/kernels/result_rows.h"
 
 namespace longspan {
 namespace {
@@ -203,8 +204,8 @@ Attended HopperCall::attend() const {
     return AttendLists{.attend = sent.in(memory), .memory = memory};
   });
   const auto floats = views.of_type(torch::kFloat);
-  Tensor out = cuda::token_by_token(examples, heads, queries, value_width,
-                                    views.given.queries.q.options());
+  Tensor out = result_rows(examples, heads, queries, value_width,
+                           views.given.queries.q.options());
   Tensor lse = torch::empty({examples, heads, queries}, floats);
   if (views.given.queries.rows.defined()) {  // rows without a place
     out.zero_();
@@ -262,7 +263,7 @@ std::vector<Tensor> HopperCall::gradient(const Attended& results,
                             .lse = cuda::row_numbers<const void>(lse),
                             .lse_slope = cuda::row_numbers<const void>(lse_slope)};
   const auto by_place = [&](int64_t places, int64_t columns) {
-    return cuda::token_by_token(examples, heads, places, columns, type);
+    return result_rows(examples, heads, places, columns, type);
   };
   const Tensor q = by_place(queries, width);
   if (views.given.queries.rows.defined()) q.zero_();

@@ -4,6 +4,7 @@
 #include <random>
 #include <string>
 
+#include "longspan/kernels/result_rows.h"
 #include "tests/kernels/attention_call.h"
 
 namespace longspan::testing {
@@ -208,6 +209,23 @@ class AttentionOnCuda : public ::testing::Test {
 
   torch::Device device_ = devices().back();
 };
+
+TEST(ResultRows, LieTokenByTokenUnlessTheyAreWantedHeadByHead) {
+  const auto strides = [] {
+    const Tensor rows = result_rows(2, 3, 5, 4, torch::kFloat);
+    EXPECT_EQ(rows.sizes(), at::IntArrayRef({2, 3, 5, 4}));
+    return rows.strides().vec();
+  };
+  const std::vector<int64_t> by_token = {60, 4, 12, 1};
+  EXPECT_EQ(strides(), by_token);
+  {
+    const HeadByHead wanted;
+    EXPECT_EQ(strides(), (std::vector<int64_t>{60, 20, 4, 1}));
+    { const HeadByHead again; }
+    EXPECT_EQ(strides(), (std::vector<int64_t>{60, 20, 4, 1}));
+  }
+  EXPECT_EQ(strides(), by_token);
+}
 
 TEST_F(AttentionOnCuda, TakesAllWidths) {
   const std::pair<int64_t, int64_t> widths[] = {
