@@ -125,14 +125,20 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
           const Numbers query_rows = a.work.query_rows.at(item.example, item.head);
           const char* const all_of_q = a.q.at(item.example, item.head);
           const char* const all_of_slope = a.slope.at(item.example, item.head);
-          Gather<kWidth, kCopiers == 1 ? 128 : kCopiers> rows[Plan::kWords];
-          const auto find_rows = [&](int tile) {
+          // Row numbers, and what an entry is, are asked for a tile ahead.
+          using Rows = Gather<kWidth, kCopiers == 1 ? 128 : kCopiers>;
+          Rows rows[Plan::kWords], rows_after[Plan::kWords];
+          auto following = now;
+          const auto find_rows = [&](Rows(&of_tile)[Plan::kWords], int tile) {
 #pragma unroll
             for (int i = 0; i < Plan::kWords; ++i)
-              rows[i].find(query_rows, tile * kQueries + i * 64, a.work.queries,
-                           copier);
+              of_tile[i].find(query_rows, tile * kQueries + i * 64, a.work.queries,
+                              copier);
           };
-          if (kGathered && now.entry < item.end) find_rows(now.held(a.work).x);
+          if constexpr (kGathered) {
+            if (now.entry < item.end) find_rows(rows, now.held(a.work).x);
+            following = next(now.entry + 1);
+          }
           const uint32_t k = all_k + slot * Plan::kOwnBytes,
                          v = all_v + slot * Plan::kOwnBytes, own = own_full + slot * 8;
           barrier_wait(own_empty + slot * 8, own_phase);
@@ -172,7 +178,10 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
           }
           if constexpr (kGathered) arrive_after_copies(own);
           while (now.entry < item.end) {
-            const auto following = next(now.entry + 1);
+            if constexpr (!kGathered)
+              following = next(now.entry + 1);
+            else if (following.entry < item.end)
+              find_rows(rows_after, following.held(a.work).x);
             const int4 at = now.held(a.work);
             const int tags[3] = {at.y, at.z, at.w};
             const int state = state_of<kMode, kGroups, Plan::kWords, false, true>(
@@ -228,13 +237,17 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
                                                 a.slope.row, a.slope.width, copier);
               }
               arrive_after_copies(now_full);
-              if (following.entry < item.end) find_rows(following.held(a.work).x);
             }
             if (++stage == kStages) {
               stage = 0;
               phase ^= 1;
             }
             now = following;
+            if constexpr (kGathered) {
+#pragma unroll
+              for (int i = 0; i < Plan::kWords; ++i) rows[i] = rows_after[i];
+              following = next(now.entry + 1);
+            }
             if (kFindsEarly && !is_found) find_upcoming();
           }
           if (++slot == kSlots) {
@@ -549,13 +562,19 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
           const Numbers key_rows = a.work.key_rows.at(item.example, item.head);
           const char* const all_of_k = a.k.at(item.example, item.head);
           const char* const all_of_v = a.v.at(item.example, item.head);
-          Gather<kWidth, kCopiers == 1 ? 128 : kCopiers> rows[Plan::kWords];
-          const auto find_rows = [&](int tile) {
+          // Row numbers, and what an entry is, are asked for a tile ahead.
+          using Rows = Gather<kWidth, kCopiers == 1 ? 128 : kCopiers>;
+          Rows rows[Plan::kWords], rows_after[Plan::kWords];
+          auto following = now;
+          const auto find_rows = [&](Rows(&of_tile)[Plan::kWords], int tile) {
 #pragma unroll
             for (int i = 0; i < Plan::kWords; ++i)
-              rows[i].find(key_rows, tile * kKeys + i * 64, a.work.keys, copier);
+              of_tile[i].find(key_rows, tile * kKeys + i * 64, a.work.keys, copier);
           };
-          if (kGathered && now.entry < item.end) find_rows(now.held(a.work).x);
+          if constexpr (kGathered) {
+            if (now.entry < item.end) find_rows(rows, now.held(a.work).x);
+            following = next(now.entry + 1);
+          }
           const uint32_t q = all_q + slot * Plan::kOwnBytes,
                          slope = all_slopes + slot * Plan::kOwnBytes,
                          own = own_full + slot * 8;
@@ -586,7 +605,10 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
           }
           if constexpr (kGathered) arrive_after_copies(own);
           while (now.entry < item.end) {
-            const auto following = next(now.entry + 1);
+            if constexpr (!kGathered)
+              following = next(now.entry + 1);
+            else if (following.entry < item.end)
+              find_rows(rows_after, following.held(a.work).x);
             const int4 at = now.held(a.work);
             const int tags[3] = {at.y, at.z, at.w};
             const int state = state_of<kMode, kGroups, Plan::kWords, kInTurn, false>(
@@ -641,7 +663,6 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
                 rows[i].template copy<kKeys>(k, i * 64, all_of_k, a.k.row, a.k.width,
                                              copier);
               arrive_after_copies(now_full);
-              if (following.entry < item.end) find_rows(following.held(a.work).x);
             } else {
               copy_rows<kWidth, kKeys>(k, &k_map, first, of_k, now_full);
             }
@@ -650,6 +671,11 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
               phase ^= 1;
             }
             now = following;
+            if constexpr (kGathered) {
+#pragma unroll
+              for (int i = 0; i < Plan::kWords; ++i) rows[i] = rows_after[i];
+              following = next(now.entry + 1);
+            }
             if (kFindsEarly && !is_found) find_upcoming();
           }
           if (++slot == kSlots) {
@@ -1075,7 +1101,8 @@ int gradient_of(const HopperGradient& task, GradientArguments& a, Stream stream)
 int hopper_gradient(const HopperGradient& task, Stream stream) {
   using namespace hopper;
   const HopperAttention& given = task.given;
-  if (!is_complete(given, task.of_keys) || !is_complete(given, task.of_queries))
+  if (!is_complete(given, task.of_keys) || !is_complete(given, task.of_queries) ||
+      (is_gathered(given) && !has_short_steps(task.out_slope)))
     return cudaErrorInvalidValue;
   GradientArguments a = {};
   a.q = operand(given.q, given.width);
