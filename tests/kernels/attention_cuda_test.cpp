@@ -372,6 +372,34 @@ TEST_F(AttentionOnCuda, TakesGatheredRows) {
       }
 }
 
+// So many queries that the sums of a tile of keys are made in parts.
+TEST_F(AttentionOnCuda, TakesGatheredRowsOfWhichNoneIsThereTwice) {
+  const int64_t queries = 1500, query_places = 1450, keys = 400, key_places = 380;
+  const auto some_rows = [&](int64_t count, int64_t places) {
+    Tensors all;
+    for (int64_t head = 0; head < 2; ++head) {
+      Tensor rows = torch::randperm(count).slice(0, 0, places);
+      rows.masked_fill_(torch::rand({places}) < 0.1, -1);
+      all.push_back(rows);
+    }
+    return torch::stack(all).view({1, 2, places}).to(device_);
+  };
+  for (const auto type : kShortTypes)
+    for (const int64_t width : {64, 128})
+      for (const auto& [name, pattern] : patterns(query_places, key_places)) {
+        SCOPED_TRACE(std::string(name) + " of width " + std::to_string(width));
+        Call call = call_of(
+            {.queries = queries, .keys = keys, .width = width, .value_width = width},
+            type);
+        Source& source = call.sources[0];
+        call.queries.rows = some_rows(queries, query_places);
+        source.rows = some_rows(keys, key_places);
+        source.rows_once = true;
+        source.layout = Layout(query_places, key_places, pattern);
+        expect_exact(call);
+      }
+}
+
 TEST_F(AttentionOnCuda, TakesSharedHeadsAndExamples) {
   const int64_t length = 333;
   for (const auto type : kShortTypes)

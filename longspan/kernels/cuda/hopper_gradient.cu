@@ -16,6 +16,7 @@ struct GradientArguments {
   const float* delta;
   float *part_q, *part_k, *part_v;
   float scale2, scale;  // scale2: scale * log2(e)
+  bool keys_by_row;     // where gathered
 };
 
 }  // namespace
@@ -435,7 +436,10 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
                   tile = load_int(told + kSlotTiles + group * 4);
         const auto row_of = [&](int inner) {
           const int place = tile * 64 + inner;
-          return tile < 0 || place >= a.work.keys ? -1 : place;
+          if (tile < 0 || place >= a.work.keys) return -1;
+          return kGathered && a.keys_by_row
+                     ? a.work.key_rows.of(example, inner_head, place)
+                     : place;
         };
         const uint32_t room = slot * Plan::kOwnBytes + group * 8192;
         put<Number, kRows>(all_k + room, k_slope, a.scale, a.scale,
@@ -996,11 +1000,12 @@ int launch_keys(const HopperAttention& given, const GradientArguments& a,
       slope_keys<Number, kWidth, kGroups, kQueries, kStages, kSlots, kAtOnce, kMode>,
       given, a, kMode == Mode::kGathered, kQueries, 64, kAtOnce, kThreads<kGroups>,
       KeyPlan<kWidth, kGroups, kQueries, kStages, kSlots, kMode>::kBytes, stream);
+  const Numbers rows = a.keys_by_row ? a.work.key_rows : Numbers{};
   if (error == 0)
-    error = merge<Number, kWidth, kGroups>(a.part_k, a.work, Numbers{}, a.work.keys,
+    error = merge<Number, kWidth, kGroups>(a.part_k, a.work, rows, a.work.keys,
                                            a.k_slope, a.scale, stream);
   if (error == 0)
-    error = merge<Number, kWidth, kGroups>(a.part_v, a.work, Numbers{}, a.work.keys,
+    error = merge<Number, kWidth, kGroups>(a.part_v, a.work, rows, a.work.keys,
                                            a.v_slope, 1.f, stream);
   return error;
 }
@@ -1119,6 +1124,7 @@ int hopper_gradient(const HopperGradient& task, Stream stream) {
   a.part_v = task.part_v;
   a.scale2 = static_cast<float>(given.scale * 1.4426950408889634);
   a.scale = static_cast<float>(given.scale);
+  a.keys_by_row = task.keys_by_row;
   return given.type == Type::kHalf ? gradient_of<__half>(task, a, stream)
                                    : gradient_of<__nv_bfloat16>(task, a, stream);
 }
