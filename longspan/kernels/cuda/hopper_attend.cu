@@ -70,13 +70,13 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
   if (thread == 0) {
     for (int i = 0; i < 2; ++i) {
       barrier_init(q_full + i * 8, kGathered ? kCopiers + 1 : 1);
-      barrier_init(q_empty + i * 8, kGroups * 4);
+      barrier_init(q_empty + i * 8, kGroups * 4 * kArrivalsOfWarp);
     }
     for (int i = 0; i < kStages; ++i) {
       barrier_init(k_full + i * 8, kGathered ? kCopiers + 1 : 1);
       barrier_init(v_full + i * 8, kCopiers);
-      barrier_init(k_empty + i * 8, kGroups * 4);
-      barrier_init(v_empty + i * 8, kGroups * 4);
+      barrier_init(k_empty + i * 8, kGroups * 4 * kArrivalsOfWarp);
+      barrier_init(v_empty + i * 8, kGroups * 4 * kArrivalsOfWarp);
     }
     fence_barrier_init();
     fence_async();
@@ -388,10 +388,8 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
         left = kMode == Mode::kRows ? left - 1 : !has(state, kLast);
         if (kGroups > 1 && has(state, kSkipped)) {  // hands it back
           barrier_wait(v_full + stage * 8, phase);
-          if (is_elected()) {
-            barrier_arrive(k_empty + stage * 8);
-            barrier_arrive(v_empty + stage * 8);
-          }
+          arrive_as_warp(k_empty + stage * 8);
+          arrive_as_warp(v_empty + stage * 8);
           advance();
           continue;
         }
@@ -399,8 +397,7 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
         product_wait<0>();
         pin(scores);
         hide_unseen(state);
-        __syncwarp();
-        if (is_elected()) barrier_arrive(k_empty + stage * 8);
+        arrive_as_warp(k_empty + stage * 8);
         weigh();
         rescale_and_pack();
         advance();
@@ -416,12 +413,11 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
           product_wait<1>();
           pin(scores);
           hide_unseen(state);
-          __syncwarp();
-          if (is_elected()) barrier_arrive(k_empty + stage * 8);
+          arrive_as_warp(k_empty + stage * 8);
           weigh();
           product_wait<0>();
           pin(out);
-          if (is_elected()) barrier_arrive(v_empty + before * 8);
+          arrive_as_warp(v_empty + before * 8);
           rescale_and_pack();
           advance();
         }
@@ -430,7 +426,7 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
         add_values(before);
         product_wait<0>();
         pin(out);
-        if (is_elected()) barrier_arrive(v_empty + before * 8);
+        arrive_as_warp(v_empty + before * 8);
       }
 
       const int t = thread_again(), lane = t & 31;
@@ -474,8 +470,7 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
                            a.out.width, row_of);
         fence_async();
       }
-      __syncwarp();
-      if (is_elected()) barrier_arrive(q_empty + slot * 8);
+      arrive_as_warp(q_empty + slot * 8);
       if (++slot == 2) {
         slot = 0;
         q_phase ^= 1;

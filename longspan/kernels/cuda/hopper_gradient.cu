@@ -79,11 +79,11 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
   if (thread == 0) {
     for (int i = 0; i < kSlots; ++i) {
       barrier_init(own_full + i * 8, kGathered ? kCopiers + 1 : 1);
-      barrier_init(own_empty + i * 8, kGroups * 4);
+      barrier_init(own_empty + i * 8, kGroups * 4 * kArrivalsOfWarp);
     }
     for (int i = 0; i < kStages; ++i) {
       barrier_init(full + i * 8, kGathered ? kCopiers + 1 : 1);
-      barrier_init(empty + i * 8, kGroups * 4);
+      barrier_init(empty + i * 8, kGroups * 4 * kArrivalsOfWarp);
     }
     fence_barrier_init();
     fence_async();
@@ -367,7 +367,7 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
       }
     };
     const auto release_before = [&]() {
-      barrier_arrive(empty + (stage ? stage - 1 : kStages - 1) * 8);
+      arrive_as_warp(empty + (stage ? stage - 1 : kStages - 1) * 8);
     };
 
     for (;;) {
@@ -388,17 +388,15 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
           product_wait<0>();
           pin(k_slope);
           pin(v_slope);
-          if (is_elected()) {
-            if (is_running) release_before();
-            barrier_arrive(empty + stage * 8);
-          }
+          if (is_running) release_before();
+          arrive_as_warp(empty + stage * 8);
           is_running = false;
         } else {
           product_wait<0>();
           multiply_queries();
           pin(k_slope);
           pin(v_slope);
-          if (is_running && is_elected()) release_before();
+          if (is_running) release_before();
           multiply_slopes();
           product_wait<1>();
           pin(scores);
@@ -421,7 +419,7 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
       product_wait<0>();
       pin(k_slope);
       pin(v_slope);
-      if (is_running && is_elected()) release_before();
+      if (is_running) release_before();
       const int part = load_int(told + kSlotPart);
       if (__any_sync(kAllLanes, part >= 0)) {
         const size_t at =
@@ -450,8 +448,7 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
                            a.v_slope.width, row_of);
         fence_async();
       }
-      __syncwarp();
-      if (is_elected()) barrier_arrive(own_empty + slot * 8);
+      arrive_as_warp(own_empty + slot * 8);
       if (++slot == kSlots) {
         slot = 0;
         own_phase ^= 1;
@@ -517,12 +514,12 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
   if (thread == 0) {
     for (int i = 0; i < kSlots; ++i) {
       barrier_init(own_full + i * 8, kGathered ? kCopiers + 1 : 1);
-      barrier_init(own_empty + i * 8, kGroups * 4);
+      barrier_init(own_empty + i * 8, kGroups * 4 * kArrivalsOfWarp);
     }
     for (int i = 0; i < kStages; ++i) {
       barrier_init(full + i * 8, kGathered ? kCopiers + 1 : 1);
-      barrier_init(k_empty + i * 8, kGroups * 4);
-      barrier_init(v_empty + i * 8, kGroups * 4);
+      barrier_init(k_empty + i * 8, kGroups * 4 * kArrivalsOfWarp);
+      barrier_init(v_empty + i * 8, kGroups * 4 * kArrivalsOfWarp);
     }
     fence_barrier_init();
     fence_async();
@@ -761,7 +758,7 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
               scores[i][half * 2 + 1] * (weight_slopes[i][half * 2 + 1] - delta[half]));
     };
     const auto release_before = [&]() {
-      barrier_arrive(k_empty + (stage ? stage - 1 : kStages - 1) * 8);
+      arrive_as_warp(k_empty + (stage ? stage - 1 : kStages - 1) * 8);
     };
 
     for (;;) {
@@ -801,18 +798,16 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
         if (kGroups > 1 && !kInTurn && has(state, kSkipped)) {
           product_wait<0>();
           pin(q_slope);
-          if (is_elected()) {
-            if (is_running) release_before();
-            barrier_arrive(k_empty + stage * 8);
-            barrier_arrive(v_empty + stage * 8);
-          }
+          if (is_running) release_before();
+          arrive_as_warp(k_empty + stage * 8);
+          arrive_as_warp(v_empty + stage * 8);
           is_running = false;
         } else {
           if (kInTurn) named_sync(1 + group, 256);
           multiply_keys();
           product_wait<1>();
           pin(q_slope);
-          if (is_running && is_elected()) release_before();
+          if (is_running) release_before();
           multiply_values();
           if (kInTurn) named_arrive(1 + (group + 1) % kGroups, 256);
           product_wait<1>();
@@ -820,7 +815,7 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
           weigh(state);
           product_wait<0>();
           pin(weight_slopes);
-          if (is_elected()) barrier_arrive(v_empty + stage * 8);
+          arrive_as_warp(v_empty + stage * 8);
           slope_scores();
           multiply_add<Number, kKeys>(q_slope, score_slopes,
                                       k_along + stage * (Plan::kTileBytes / 16));
@@ -833,7 +828,7 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
       }
       product_wait<0>();
       pin(q_slope);
-      if (is_running && is_elected()) release_before();
+      if (is_running) release_before();
       const int part = load_int(told + kSlotPart);
       if (__any_sync(kAllLanes, part >= 0)) {
         put_part(a.part_q,
@@ -855,8 +850,7 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
                            a.q_slope.row, a.q_slope.width, row_of);
         fence_async();
       }
-      __syncwarp();
-      if (is_elected()) barrier_arrive(own_empty + slot * 8);
+      arrive_as_warp(own_empty + slot * 8);
       if (++slot == kSlots) {
         slot = 0;
         own_phase ^= 1;
