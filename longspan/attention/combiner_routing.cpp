@@ -144,15 +144,17 @@ class CombinerRouting final : public Attention {
 
     const ByCluster by_key(all.cluster), by_query = by_key.for_queries(heads);
     const Tensor cluster = for_heads(all.cluster, heads);
+    // By clusters as positions, not buckets: tiles of others are seen to be so early.
     const Source own{.k = all.k,
                      .v = all.v,
                      .layout = Layout(held, held, causal ? past_keys() : all_keys()),
-                     .buckets = cluster,
+                     .from = cluster,
+                     .to = cluster + 1,
                      .rows = by_query.order,
                      .rows_once = true};
     const auto within = [&](const Tensor& asked, const BlockAttention& options) {
       return block_attention({.q = asked,
-                              .buckets = cluster.slice(2, past),
+                              .positions = cluster.slice(2, past),
                               .rows = (by_query.order - past).clamp_min(-1)},
                              {own}, options);
     };

@@ -154,15 +154,15 @@ class Synthesizer final : public Mixer {
     return mixture_.defined() ? at_least_float(mixture_).softmax(1) : Tensor();
   }
 
-  // x [B|1, H, ..] times the share that each head gives to `part`.
+  // x [B|1, H, ..] times the share that each head gives to `part`, in the type that is
+  // computed in.
   Tensor share(const Tensor& mixture, Way part, const Tensor& x) const {
     if (!mixture.defined()) return x;
     const int64_t place = std::ranges::find(parts_, part) - parts_.begin();
     std::vector<int64_t> shape(x.dim(), 1);
     shape[1] = sizes_.heads;
-    const Tensor factor =
-        spread(mixture.select(1, place).view(shape), x.sizes()).to(inner_dtype(x));
-    return (x.to(inner_dtype(x)) * factor).to(x.scalar_type());
+    return at_least_float(x) *
+           spread(mixture.select(1, place).view(shape), x.sizes()).to(inner_dtype(x));
   }
 
   // All rows: those of x at the places from `first` on. k and v are of all tokens.
@@ -176,8 +176,9 @@ class Synthesizer final : public Mixer {
     // Dot products side by side are the sum of their scores.
     std::vector<Tensor> queries, to;
     if (has(kDense)) {
-      const Tensor hidden =
-          activate(longspan::linear(x, hidden_.weight), hidden_.bias, Activation::relu);
+      // The bias is added before the product is rounded: else what is nearly 0 may come
+      // to lie on the other side of the kink.
+      const Tensor hidden = activate(hidden_(x), Tensor(), Activation::relu);
       queries.push_back(mixed(kDense, in_heads(hidden, heads)));
       to.push_back(dense_keys_.slice(1, 0, keys).unsqueeze(0));
       rows.column = mixed(kDense, dense_bias_.slice(1, 0, keys).unsqueeze(0));
@@ -189,7 +190,7 @@ class Synthesizer final : public Mixer {
     }
     if (has(kDot)) {
       const double scale = 1 / std::sqrt(static_cast<double>(sizes_.head_width));
-      queries.push_back(mixed(kDot, scale * in_heads(q_(x), heads)));
+      queries.push_back(mixed(kDot, scale * at_least_float(in_heads(q_(x), heads))));
       to.push_back(for_heads(k, heads));
     }
     if (queries.empty()) {
@@ -200,7 +201,8 @@ class Synthesizer final : public Mixer {
       for (Tensor& one : all) one = spread(one, {most, heads, n, one.size(3)});
       return all.size() == 1 ? all[0] : torch::cat(all, 3);
     };
-    rows.q = beside(queries, examples, count);
+    for (Tensor& one : queries) one = at_least_float(one);
+    rows.q = beside(queries, examples, count).to(x.scalar_type());  // rounded once
     rows.k = beside(to, has(kDot) ? examples : 1, keys);
     if (has(kFactorisedDense)) {
       rows.residue = mixed(kFactorisedDense, in_heads(residue_(x), heads));

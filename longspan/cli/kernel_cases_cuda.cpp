@@ -170,6 +170,7 @@ Forward block_attention_of(const Problem& problem) {
   if (problem.gathered) {
     queries.rows = random_order();
     source.rows = random_order();
+    source.rows_once = true;
   }
   return [=](const Tensors& qkv) {
     Queries with_q = queries;

@@ -11,6 +11,7 @@
 #include "longspan/kernels/head_views.h"
 #include "longspan/kernels/heads.h"
 #include "longspan/kernels/hopper_attention.h"
+#include "longspan/kernels/result_rows.h"
 #include "longspan/kernels/rows.h"
 #include "longspan/kernels/torch_attention.h"
 #include "longspan/kernels/total.h"
@@ -269,7 +270,7 @@ class Gradient {
     cuda::QueryGradient task{.given = views_.given(), .pieces = views_.lists().rows};
     bool is_any = is_wanted(call_.queries.q);
     if (is_any) {
-      q_ = cuda::token_by_token(examples, heads, queries, width, type);
+      q_ = result_rows(examples, heads, queries, width, type);
       if (call_.queries.rows.defined()) q_.zero_();
       task.q = cuda::rows_of<void>(q_, heads);
     }
@@ -364,7 +365,7 @@ class Gradient {
                            .delta = cuda::row_numbers<const void>(delta_),
                            .exact = is_shared};
     const auto place = [&](Tensor& to, int64_t columns, torch::TensorOptions options) {
-      to = cuda::token_by_token(examples, heads, places, columns, options);
+      to = result_rows(examples, heads, places, columns, options);
       return cuda::rows_of<void>(to, heads);
     };
     const auto part = [&](int64_t columns) {
@@ -417,8 +418,8 @@ Attended attention_cuda(const AttentionCall& call, const AttentionSizes& sizes) 
   if (torch_attention_serves(call, sizes)) return torch_attention(call);
   const auto [examples, heads, queries, width, value_width] = sizes;
   const DeviceCall views(call, sizes);
-  Tensor out = cuda::token_by_token(examples, heads, queries, value_width,
-                                    call.queries.q.options());
+  Tensor out =
+      result_rows(examples, heads, queries, value_width, call.queries.q.options());
   Tensor lse = torch::empty({examples, heads, queries}, views.computing());
   if (call.queries.rows.defined()) {  // rows without a place
     out.zero_();

@@ -8,11 +8,13 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "longspan/base/build.h"
 #include "longspan/base/error.h"
 #include "longspan/base/flops.h"
 #include "longspan/base/shapes.h"
 #include "longspan/kernels/attention_call.h"
 #include "longspan/kernels/entmax_cpu.h"
+#include "longspan/kernels/entmax_cuda.h"
 #include "longspan/kernels/matmul.h"
 #include "longspan/kernels/rows.h"
 #include "longspan/kernels/total.h"
@@ -84,6 +86,15 @@ Tensor shown(const Layout& layout, int64_t first, int64_t end, torch::Device dev
       .to(device);
 }
 
+// Whether every query sees every key.
+bool sees_all(const AttentionCall& call) {
+  const Source& source = call.sources.front();
+  return !source.from.defined() && !source.to.defined() &&
+         !call.queries.buckets.defined() && !source.buckets.defined() &&
+         (!source.layout ||
+          (source.layout->patterns() == 1 && source.layout->tiles(0).is_all()));
+}
+
 // [B|1, H|1, n, M] bool, for the n queries of a call, the first of which is `first`.
 Tensor visible(const AttentionCall& call, int64_t first) {
   const Queries& queries = call.queries;
@@ -132,9 +143,46 @@ AttentionCall in_inner_dtype(AttentionCall call) {
   return call;
 }
 
-// In plain tensor operations, for a call in the type it is computed in whose queries
-// are those from `first` on.
-Tensor attend(const AttentionCall& call, const Tensor& alpha, int64_t first) {
+// Weights by a kernel on CUDA; elsewhere, and where that is wanted, by
+// entmax_weights().
+class WeightsFunction : public torch::autograd::Function<WeightsFunction> {
+ public:
+  static Tensor forward(AutogradContext* context, const Tensor& scores,
+                        const Tensor& alpha) {
+    Tensor weights;
+    if constexpr (kHasCuda) weights = entmax_rows_cuda(scores, alpha);
+    context->save_for_backward({weights, alpha});
+    return weights;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list slopes) {
+    const variable_list kept = context->get_saved_variables();
+    const Tensor &weights = kept[0], &alpha = kept[1];
+    variable_list all(2);
+    if constexpr (kHasCuda) {
+      const auto found = entmax_rows_gradient_cuda(weights, slopes[0], alpha,
+                                                   context->needs_input_grad(1));
+      all[0] = found.scores;
+      if (found.alpha.defined()) all[1] = found.alpha.to(alpha.scalar_type());
+    }
+    return all;
+  }
+};
+
+// Scores [B, H, n, M], alpha [H].
+Tensor weights_of(const Tensor& scores, const Tensor& alpha, bool plain) {
+  const Tensor alphas = alpha.to(scores.scalar_type());
+  if (kHasCuda && scores.is_cuda() && !plain)
+    return WeightsFunction::apply(scores, alphas);
+  return entmax_weights(scores,
+                        spread(alphas.view({1, -1, 1, 1}),
+                               {scores.size(0), scores.size(1), scores.size(2), 1}));
+}
+
+// For a call in the type it is computed in whose queries are those from `first` on.
+// `plain`: in plain tensor operations on every device.
+Tensor attend(const AttentionCall& call, const Tensor& alpha, int64_t first,
+              bool plain = false) {
   const Tensor& q = call.queries.q;
   const Source& source = call.sources.front();
   const int64_t examples = q.size(0), heads = q.size(1), count = q.size(2);
@@ -144,12 +192,11 @@ Tensor attend(const AttentionCall& call, const Tensor& alpha, int64_t first) {
         .reshape({examples, heads, x.size(2), x.size(3)});
   };
   Tensor scores =
-      call.scale() * longspan::matmul(q, repeated(source.k).transpose(2, 3));
+      longspan::matmul(call.scale() * q, repeated(source.k).transpose(2, 3));
   if (source.bias.defined()) scores = scores + spread(biases(call), scores.sizes());
-  scores = scores.masked_fill(visible(call, first).logical_not(), kHidden);
-  Tensor weights = entmax_weights(
-      scores, spread(alpha.to(scores.scalar_type()).view({1, heads, 1, 1}),
-                     {examples, heads, count, 1}));
+  if (!sees_all(call))
+    scores = scores.masked_fill(visible(call, first).logical_not(), kHidden);
+  Tensor weights = weights_of(scores, alpha, plain);
   if (call.options.dropout.probability > 0) {
     const AttentionSizes sizes{examples, heads, count, q.size(3), source.v.size(3)};
     weights =
@@ -355,9 +402,12 @@ Tensor apply(AttentionCall call, const Tensor& alpha, int64_t rows) {
 
 Tensor entmax_attention(const Queries& queries, const Source& source,
                         const Tensor& alpha, const BlockAttention& options) {
-  constexpr int64_t kRows = 128;
-  return apply(checked(queries, source, alpha, options), alpha,
-               queries.q.is_cpu() ? 0 : kRows);
+  const AttentionCall call = checked(queries, source, alpha, options);
+  // Many for few launches, but fewer of very many keys.
+  constexpr int64_t kMost = 512, kLeast = 64, kScores = 1 << 23;
+  const int64_t keys = std::max<int64_t>(source.k.size(2), 1);
+  return apply(call, alpha,
+               queries.q.is_cpu() ? 0 : std::clamp(kScores / keys, kLeast, kMost));
 }
 
 Tensor entmax_attention_in_chunks(const Queries& queries, const Source& source,
@@ -369,7 +419,8 @@ Tensor entmax_attention_in_chunks(const Queries& queries, const Source& source,
 
 Tensor entmax_attention_reference(const Queries& queries, const Source& source,
                                   const Tensor& alpha, const BlockAttention& options) {
-  return attend(in_inner_dtype(checked(queries, source, alpha, options)), alpha, 0)
+  return attend(in_inner_dtype(checked(queries, source, alpha, options)), alpha, 0,
+                /*plain=*/true)
       .to(queries.q.scalar_type());
 }
 

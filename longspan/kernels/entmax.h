@@ -26,13 +26,14 @@ namespace longspan {
 // On the CPU it is a fused kernel: time is that of the scores and, of all that follows
 // them, of the keys that may have a weight. It needs O(N) memory beside inputs and
 // results, for each thread the scores of up to 64 queries. On other devices it is
-// entmax_attention_in_chunks().
+// entmax_attention_in_chunks(), of up to 512 queries each.
 torch::Tensor entmax_attention(const Queries& queries, const Source& source,
                                const torch::Tensor& alpha,
                                const BlockAttention& options = {});
 
 // The same in tensor operations, for `rows` queries of all heads at a time, in
-// O(rows * M) memory; gradients compute each chunk again.
+// O(rows * M) memory; gradients compute each chunk again. On CUDA a kernel finds the
+// weights of a row.
 torch::Tensor entmax_attention_in_chunks(const Queries& queries, const Source& source,
                                          const torch::Tensor& alpha,
                                          const BlockAttention& options, int64_t rows);

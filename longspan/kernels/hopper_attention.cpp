@@ -9,6 +9,7 @@
 #include "longspan/kernels/cuda/tensors.h"
 #include "longspan/kernels/head_views.h"
 #include "longspan/kernels/kept_lists.h"
+#include "longspan/kernels/result_rows.h"
 
 namespace longspan {
 namespace {
@@ -203,8 +204,8 @@ Attended HopperCall::attend() const {
     return AttendLists{.attend = sent.in(memory), .memory = memory};
   });
   const auto floats = views.of_type(torch::kFloat);
-  Tensor out = cuda::token_by_token(examples, heads, queries, value_width,
-                                    views.given.queries.q.options());
+  Tensor out = result_rows(examples, heads, queries, value_width,
+                           views.given.queries.q.options());
   Tensor lse = torch::empty({examples, heads, queries}, floats);
   if (views.given.queries.rows.defined()) {  // rows without a place
     out.zero_();
@@ -261,13 +262,18 @@ std::vector<Tensor> HopperCall::gradient(const Attended& results,
                             .out_slope = cuda::rows_of<const void>(out_slope, heads),
                             .lse = cuda::row_numbers<const void>(lse),
                             .lse_slope = cuda::row_numbers<const void>(lse_slope)};
-  const auto by_place = [&](int64_t places, int64_t columns) {
-    return cuda::token_by_token(examples, heads, places, columns, type);
+  const Source& source = views.given.sources[0];
+  task.keys_by_row = source.rows.defined() && source.rows_once &&
+                     source.k.size(0) == examples && source.v.size(0) == examples &&
+                     source.k.size(1) == heads;
+  const auto slopes_of = [&](int64_t count, int64_t columns, bool by_row) {
+    const Tensor rows = result_rows(examples, heads, count, columns, type);
+    return by_row ? rows.zero_() : rows;  // those that have no place
   };
-  const Tensor q = by_place(queries, width);
-  if (views.given.queries.rows.defined()) q.zero_();
-  const Tensor k = by_place(views.task.key_places, width);
-  const Tensor v = by_place(views.task.key_places, value_width);
+  const Tensor q = slopes_of(queries, width, views.given.queries.rows.defined());
+  const int64_t keys = task.keys_by_row ? views.task.keys : views.task.key_places;
+  const Tensor k = slopes_of(keys, width, task.keys_by_row);
+  const Tensor v = slopes_of(keys, value_width, task.keys_by_row);
   const Tensor rows = torch::empty(
       {2, examples * heads * cuda::hopper_padded(views.task.query_places)}, floats);
   const auto of_queries = cuda::hopper_part_numbers(cuda::HopperStep::kQueryGradient,
@@ -290,7 +296,7 @@ std::vector<Tensor> HopperCall::gradient(const Attended& results,
   views.launch("gradient of attention", [&](cuda::Stream stream) {
     return cuda::hopper_gradient(task, stream);
   });
-  const Source& source = views.given.sources[0];
+  if (task.keys_by_row) return {q, k, v};
   return {q, cuda::of_given(k, source.rows, source.rows_once, source.k),
           cuda::of_given(v, source.rows, source.rows_once, source.v)};
 }

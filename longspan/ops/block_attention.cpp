@@ -4,6 +4,7 @@
 
 #include "longspan/base/error.h"
 #include "longspan/kernels/fused_attention.h"
+#include "longspan/kernels/result_rows.h"
 #include "longspan/ops/attention_arguments.h"
 #include "longspan/ops/operators.h"
 
@@ -28,6 +29,7 @@ AttentionArguments read(Arguments in) {
 
 std::vector<Tensor> run(Arguments arguments) {
   const auto [queries, sources, options] = read(arguments).checked();
+  const HeadByHead dense_results;  // or they would be copied
   const Attended result = block_attention(queries, sources, options);
   return {result.out, result.lse};
 }
@@ -49,6 +51,7 @@ std::vector<Tensor> gradient(Arguments arguments, const Slopes& given) {
   require(results.size() == 2 && slopes.size() == 2,
           "block attention: there must be out and lse and their gradients, got ",
           results.size(), " results and ", slopes.size(), " gradients");
+  const HeadByHead dense_results;
   return fused_attention_gradient(read(arguments).checked(), {results[0], results[1]},
                                   {slopes[0], slopes[1]}, wanted);
 }

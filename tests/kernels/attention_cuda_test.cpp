@@ -4,6 +4,7 @@
 #include <random>
 #include <string>
 
+#include "longspan/kernels/result_rows.h"
 #include "tests/kernels/attention_call.h"
 
 namespace longspan::testing {
@@ -209,6 +210,23 @@ class AttentionOnCuda : public ::testing::Test {
   torch::Device device_ = devices().back();
 };
 
+TEST(ResultRows, LieTokenByTokenUnlessTheyAreWantedHeadByHead) {
+  const auto strides = [] {
+    const Tensor rows = result_rows(2, 3, 5, 4, torch::kFloat);
+    EXPECT_EQ(rows.sizes(), at::IntArrayRef({2, 3, 5, 4}));
+    return rows.strides().vec();
+  };
+  const std::vector<int64_t> by_token = {60, 4, 12, 1};
+  EXPECT_EQ(strides(), by_token);
+  {
+    const HeadByHead wanted;
+    EXPECT_EQ(strides(), (std::vector<int64_t>{60, 20, 4, 1}));
+    { const HeadByHead again; }
+    EXPECT_EQ(strides(), (std::vector<int64_t>{60, 20, 4, 1}));
+  }
+  EXPECT_EQ(strides(), by_token);
+}
+
 TEST_F(AttentionOnCuda, TakesAllWidths) {
   const std::pair<int64_t, int64_t> widths[] = {
       {8, 8},     {32, 32},  {40, 40},  {64, 64}, {96, 96},
@@ -350,6 +368,34 @@ TEST_F(AttentionOnCuda, TakesGatheredRows) {
         call.queries.rows = call.queries.positions = Tensor();
         source.from = source.to = Tensor();
         source.layout = Layout(queries, key_places, pattern);
+        expect_exact(call);
+      }
+}
+
+// So many queries that the sums of a tile of keys are made in parts.
+TEST_F(AttentionOnCuda, TakesGatheredRowsOfWhichNoneIsThereTwice) {
+  const int64_t queries = 1500, query_places = 1450, keys = 400, key_places = 380;
+  const auto some_rows = [&](int64_t count, int64_t places) {
+    Tensors all;
+    for (int64_t head = 0; head < 2; ++head) {
+      Tensor rows = torch::randperm(count).slice(0, 0, places);
+      rows.masked_fill_(torch::rand({places}) < 0.1, -1);
+      all.push_back(rows);
+    }
+    return torch::stack(all).view({1, 2, places}).to(device_);
+  };
+  for (const auto type : kShortTypes)
+    for (const int64_t width : {64, 128})
+      for (const auto& [name, pattern] : patterns(query_places, key_places)) {
+        SCOPED_TRACE(std::string(name) + " of width " + std::to_string(width));
+        Call call = call_of(
+            {.queries = queries, .keys = keys, .width = width, .value_width = width},
+            type);
+        Source& source = call.sources[0];
+        call.queries.rows = some_rows(queries, query_places);
+        source.rows = some_rows(keys, key_places);
+        source.rows_once = true;
+        source.layout = Layout(query_places, key_places, pattern);
         expect_exact(call);
       }
 }

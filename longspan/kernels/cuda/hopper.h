@@ -130,7 +130,10 @@ struct HopperGradient {
   float* delta = nullptr;                     // scratch [B, H, padded query places]
   Rows<void> q = {};                          // rows that have no place are not written
   Rows<void> k = {}, v = {};                  // [B, H, key places, ..], by place
-  int32_t* counter = nullptr;                 // [2] scratch
+  // k and v are by row instead, where no row has two places; rows that have none are
+  // not written.
+  bool keys_by_row = false;
+  int32_t* counter = nullptr;  // [2] scratch
   float* part_q = nullptr;
   float* part_k = nullptr;
   float* part_v = nullptr;

@@ -70,13 +70,13 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
   if (thread == 0) {
     for (int i = 0; i < 2; ++i) {
       barrier_init(q_full + i * 8, kGathered ? kCopiers + 1 : 1);
-      barrier_init(q_empty + i * 8, kGroups * 4);
+      barrier_init(q_empty + i * 8, kGroups * 4 * kArrivalsOfWarp);
     }
     for (int i = 0; i < kStages; ++i) {
       barrier_init(k_full + i * 8, kGathered ? kCopiers + 1 : 1);
       barrier_init(v_full + i * 8, kCopiers);
-      barrier_init(k_empty + i * 8, kGroups * 4);
-      barrier_init(v_empty + i * 8, kGroups * 4);
+      barrier_init(k_empty + i * 8, kGroups * 4 * kArrivalsOfWarp);
+      barrier_init(v_empty + i * 8, kGroups * 4 * kArrivalsOfWarp);
     }
     fence_barrier_init();
     fence_async();
@@ -119,13 +119,19 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
           const char* const all_of_v = a.v.at(item.example, item.head);
           const Spot of_k = a.k.spot(item.example, item.head),
                      of_v = a.v.spot(item.example, item.head);
-          Gather<kWidth, kCopiers == 1 ? 128 : kCopiers> rows[Plan::kWords];
-          const auto find_rows = [&](int tile) {
+          // Row numbers, and what an entry is, are asked for a tile ahead.
+          using Rows = Gather<kWidth, kCopiers == 1 ? 128 : kCopiers>;
+          Rows rows[Plan::kWords], rows_after[Plan::kWords];
+          auto following = now;
+          const auto find_rows = [&](Rows(&of_tile)[Plan::kWords], int tile) {
 #pragma unroll
             for (int i = 0; i < Plan::kWords; ++i)
-              rows[i].find(key_rows, tile * kKeys + i * 64, a.work.keys, copier);
+              of_tile[i].find(key_rows, tile * kKeys + i * 64, a.work.keys, copier);
           };
-          if (kGathered && now.entry < item.end) find_rows(now.held(a.work).x);
+          if constexpr (kGathered) {
+            if (now.entry < item.end) find_rows(rows, now.held(a.work).x);
+            following = next(now.entry + 1);
+          }
           barrier_wait(q_empty + slot * 8, q_phase);
           if (copier == 0)
             tell(slots + slot * kSlotBytes, item,
@@ -150,7 +156,10 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
                                        q_full + slot * 8);
           }
           while (now.entry < item.end) {
-            const auto following = next(now.entry + 1);
+            if constexpr (!kGathered)
+              following = next(now.entry + 1);
+            else if (following.entry < item.end)
+              find_rows(rows_after, following.held(a.work).x);
             const int4 at = now.held(a.work);
             const int tags[3] = {at.y, at.z, at.w};
             const int state = state_of<kMode, kGroups, Plan::kWords, false, false>(
@@ -204,7 +213,6 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
                 rows[i].template copy<kKeys>(v, i * 64, all_of_v, a.v.row, a.v.width,
                                              copier);
               arrive_after_copies(v_full + stage * 8);
-              if (following.entry < item.end) find_rows(following.held(a.work).x);
             } else {
               barrier_expect(v_full + stage * 8, Plan::kTileBytes);
               copy_rows<kWidth, kKeys>(v, &v_map, at.x * kKeys, of_v,
@@ -215,6 +223,11 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
               phase ^= 1;
             }
             now = following;
+            if constexpr (kGathered) {
+#pragma unroll
+              for (int i = 0; i < Plan::kWords; ++i) rows[i] = rows_after[i];
+              following = next(now.entry + 1);
+            }
             if (kFindsEarly && !is_found) find_upcoming();
           }
           if (++slot == 2) {
@@ -375,10 +388,8 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
         left = kMode == Mode::kRows ? left - 1 : !has(state, kLast);
         if (kGroups > 1 && has(state, kSkipped)) {  // hands it back
           barrier_wait(v_full + stage * 8, phase);
-          if (is_elected()) {
-            barrier_arrive(k_empty + stage * 8);
-            barrier_arrive(v_empty + stage * 8);
-          }
+          arrive_as_warp(k_empty + stage * 8);
+          arrive_as_warp(v_empty + stage * 8);
           advance();
           continue;
         }
@@ -386,8 +397,7 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
         product_wait<0>();
         pin(scores);
         hide_unseen(state);
-        __syncwarp();
-        if (is_elected()) barrier_arrive(k_empty + stage * 8);
+        arrive_as_warp(k_empty + stage * 8);
         weigh();
         rescale_and_pack();
         advance();
@@ -403,12 +413,11 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
           product_wait<1>();
           pin(scores);
           hide_unseen(state);
-          __syncwarp();
-          if (is_elected()) barrier_arrive(k_empty + stage * 8);
+          arrive_as_warp(k_empty + stage * 8);
           weigh();
           product_wait<0>();
           pin(out);
-          if (is_elected()) barrier_arrive(v_empty + before * 8);
+          arrive_as_warp(v_empty + before * 8);
           rescale_and_pack();
           advance();
         }
@@ -417,7 +426,7 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
         add_values(before);
         product_wait<0>();
         pin(out);
-        if (is_elected()) barrier_arrive(v_empty + before * 8);
+        arrive_as_warp(v_empty + before * 8);
       }
 
       const int t = thread_again(), lane = t & 31;
@@ -461,8 +470,7 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
                            a.out.width, row_of);
         fence_async();
       }
-      __syncwarp();
-      if (is_elected()) barrier_arrive(q_empty + slot * 8);
+      arrive_as_warp(q_empty + slot * 8);
       if (++slot == 2) {
         slot = 0;
         q_phase ^= 1;
@@ -702,6 +710,10 @@ bool hopper_serves(const HopperAttention& given) {
       given.examples * given.heads > 65535 || !(given.scale > 0))
     return false;
   if (given.positions.data != nullptr && !hopper::is_gathered(given)) return false;
+  if (hopper::is_gathered(given) &&
+      !(hopper::has_short_steps(given.q) && hopper::has_short_steps(given.k) &&
+        hopper::has_short_steps(given.v)))
+    return false;
   if (!hopper::is_aligned(given.q, given.examples, given.heads, given.queries) ||
       !hopper::is_aligned(given.k, given.examples, given.heads, given.keys) ||
       !hopper::is_aligned(given.v, given.examples, given.heads, given.keys))

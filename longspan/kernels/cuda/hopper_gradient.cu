@@ -16,6 +16,7 @@ struct GradientArguments {
   const float* delta;
   float *part_q, *part_k, *part_v;
   float scale2, scale;  // scale2: scale * log2(e)
+  bool keys_by_row;     // where gathered
 };
 
 }  // namespace
@@ -78,11 +79,11 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
   if (thread == 0) {
     for (int i = 0; i < kSlots; ++i) {
       barrier_init(own_full + i * 8, kGathered ? kCopiers + 1 : 1);
-      barrier_init(own_empty + i * 8, kGroups * 4);
+      barrier_init(own_empty + i * 8, kGroups * 4 * kArrivalsOfWarp);
     }
     for (int i = 0; i < kStages; ++i) {
       barrier_init(full + i * 8, kGathered ? kCopiers + 1 : 1);
-      barrier_init(empty + i * 8, kGroups * 4);
+      barrier_init(empty + i * 8, kGroups * 4 * kArrivalsOfWarp);
     }
     fence_barrier_init();
     fence_async();
@@ -125,14 +126,20 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
           const Numbers query_rows = a.work.query_rows.at(item.example, item.head);
           const char* const all_of_q = a.q.at(item.example, item.head);
           const char* const all_of_slope = a.slope.at(item.example, item.head);
-          Gather<kWidth, kCopiers == 1 ? 128 : kCopiers> rows[Plan::kWords];
-          const auto find_rows = [&](int tile) {
+          // Row numbers, and what an entry is, are asked for a tile ahead.
+          using Rows = Gather<kWidth, kCopiers == 1 ? 128 : kCopiers>;
+          Rows rows[Plan::kWords], rows_after[Plan::kWords];
+          auto following = now;
+          const auto find_rows = [&](Rows(&of_tile)[Plan::kWords], int tile) {
 #pragma unroll
             for (int i = 0; i < Plan::kWords; ++i)
-              rows[i].find(query_rows, tile * kQueries + i * 64, a.work.queries,
-                           copier);
+              of_tile[i].find(query_rows, tile * kQueries + i * 64, a.work.queries,
+                              copier);
           };
-          if (kGathered && now.entry < item.end) find_rows(now.held(a.work).x);
+          if constexpr (kGathered) {
+            if (now.entry < item.end) find_rows(rows, now.held(a.work).x);
+            following = next(now.entry + 1);
+          }
           const uint32_t k = all_k + slot * Plan::kOwnBytes,
                          v = all_v + slot * Plan::kOwnBytes, own = own_full + slot * 8;
           barrier_wait(own_empty + slot * 8, own_phase);
@@ -172,7 +179,10 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
           }
           if constexpr (kGathered) arrive_after_copies(own);
           while (now.entry < item.end) {
-            const auto following = next(now.entry + 1);
+            if constexpr (!kGathered)
+              following = next(now.entry + 1);
+            else if (following.entry < item.end)
+              find_rows(rows_after, following.held(a.work).x);
             const int4 at = now.held(a.work);
             const int tags[3] = {at.y, at.z, at.w};
             const int state = state_of<kMode, kGroups, Plan::kWords, false, true>(
@@ -228,13 +238,17 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
                                                 a.slope.row, a.slope.width, copier);
               }
               arrive_after_copies(now_full);
-              if (following.entry < item.end) find_rows(following.held(a.work).x);
             }
             if (++stage == kStages) {
               stage = 0;
               phase ^= 1;
             }
             now = following;
+            if constexpr (kGathered) {
+#pragma unroll
+              for (int i = 0; i < Plan::kWords; ++i) rows[i] = rows_after[i];
+              following = next(now.entry + 1);
+            }
             if (kFindsEarly && !is_found) find_upcoming();
           }
           if (++slot == kSlots) {
@@ -353,7 +367,7 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
       }
     };
     const auto release_before = [&]() {
-      barrier_arrive(empty + (stage ? stage - 1 : kStages - 1) * 8);
+      arrive_as_warp(empty + (stage ? stage - 1 : kStages - 1) * 8);
     };
 
     for (;;) {
@@ -374,17 +388,15 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
           product_wait<0>();
           pin(k_slope);
           pin(v_slope);
-          if (is_elected()) {
-            if (is_running) release_before();
-            barrier_arrive(empty + stage * 8);
-          }
+          if (is_running) release_before();
+          arrive_as_warp(empty + stage * 8);
           is_running = false;
         } else {
           product_wait<0>();
           multiply_queries();
           pin(k_slope);
           pin(v_slope);
-          if (is_running && is_elected()) release_before();
+          if (is_running) release_before();
           multiply_slopes();
           product_wait<1>();
           pin(scores);
@@ -407,7 +419,7 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
       product_wait<0>();
       pin(k_slope);
       pin(v_slope);
-      if (is_running && is_elected()) release_before();
+      if (is_running) release_before();
       const int part = load_int(told + kSlotPart);
       if (__any_sync(kAllLanes, part >= 0)) {
         const size_t at =
@@ -422,7 +434,10 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
                   tile = load_int(told + kSlotTiles + group * 4);
         const auto row_of = [&](int inner) {
           const int place = tile * 64 + inner;
-          return tile < 0 || place >= a.work.keys ? -1 : place;
+          if (tile < 0 || place >= a.work.keys) return -1;
+          return kGathered && a.keys_by_row
+                     ? a.work.key_rows.of(example, inner_head, place)
+                     : place;
         };
         const uint32_t room = slot * Plan::kOwnBytes + group * 8192;
         put<Number, kRows>(all_k + room, k_slope, a.scale, a.scale,
@@ -433,8 +448,7 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
                            a.v_slope.width, row_of);
         fence_async();
       }
-      __syncwarp();
-      if (is_elected()) barrier_arrive(own_empty + slot * 8);
+      arrive_as_warp(own_empty + slot * 8);
       if (++slot == kSlots) {
         slot = 0;
         own_phase ^= 1;
@@ -500,12 +514,12 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
   if (thread == 0) {
     for (int i = 0; i < kSlots; ++i) {
       barrier_init(own_full + i * 8, kGathered ? kCopiers + 1 : 1);
-      barrier_init(own_empty + i * 8, kGroups * 4);
+      barrier_init(own_empty + i * 8, kGroups * 4 * kArrivalsOfWarp);
     }
     for (int i = 0; i < kStages; ++i) {
       barrier_init(full + i * 8, kGathered ? kCopiers + 1 : 1);
-      barrier_init(k_empty + i * 8, kGroups * 4);
-      barrier_init(v_empty + i * 8, kGroups * 4);
+      barrier_init(k_empty + i * 8, kGroups * 4 * kArrivalsOfWarp);
+      barrier_init(v_empty + i * 8, kGroups * 4 * kArrivalsOfWarp);
     }
     fence_barrier_init();
     fence_async();
@@ -549,13 +563,19 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
           const Numbers key_rows = a.work.key_rows.at(item.example, item.head);
           const char* const all_of_k = a.k.at(item.example, item.head);
           const char* const all_of_v = a.v.at(item.example, item.head);
-          Gather<kWidth, kCopiers == 1 ? 128 : kCopiers> rows[Plan::kWords];
-          const auto find_rows = [&](int tile) {
+          // Row numbers, and what an entry is, are asked for a tile ahead.
+          using Rows = Gather<kWidth, kCopiers == 1 ? 128 : kCopiers>;
+          Rows rows[Plan::kWords], rows_after[Plan::kWords];
+          auto following = now;
+          const auto find_rows = [&](Rows(&of_tile)[Plan::kWords], int tile) {
 #pragma unroll
             for (int i = 0; i < Plan::kWords; ++i)
-              rows[i].find(key_rows, tile * kKeys + i * 64, a.work.keys, copier);
+              of_tile[i].find(key_rows, tile * kKeys + i * 64, a.work.keys, copier);
           };
-          if (kGathered && now.entry < item.end) find_rows(now.held(a.work).x);
+          if constexpr (kGathered) {
+            if (now.entry < item.end) find_rows(rows, now.held(a.work).x);
+            following = next(now.entry + 1);
+          }
           const uint32_t q = all_q + slot * Plan::kOwnBytes,
                          slope = all_slopes + slot * Plan::kOwnBytes,
                          own = own_full + slot * 8;
@@ -586,7 +606,10 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
           }
           if constexpr (kGathered) arrive_after_copies(own);
           while (now.entry < item.end) {
-            const auto following = next(now.entry + 1);
+            if constexpr (!kGathered)
+              following = next(now.entry + 1);
+            else if (following.entry < item.end)
+              find_rows(rows_after, following.held(a.work).x);
             const int4 at = now.held(a.work);
             const int tags[3] = {at.y, at.z, at.w};
             const int state = state_of<kMode, kGroups, Plan::kWords, kInTurn, false>(
@@ -641,7 +664,6 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
                 rows[i].template copy<kKeys>(k, i * 64, all_of_k, a.k.row, a.k.width,
                                              copier);
               arrive_after_copies(now_full);
-              if (following.entry < item.end) find_rows(following.held(a.work).x);
             } else {
               copy_rows<kWidth, kKeys>(k, &k_map, first, of_k, now_full);
             }
@@ -650,6 +672,11 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
               phase ^= 1;
             }
             now = following;
+            if constexpr (kGathered) {
+#pragma unroll
+              for (int i = 0; i < Plan::kWords; ++i) rows[i] = rows_after[i];
+              following = next(now.entry + 1);
+            }
             if (kFindsEarly && !is_found) find_upcoming();
           }
           if (++slot == kSlots) {
@@ -731,7 +758,7 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
               scores[i][half * 2 + 1] * (weight_slopes[i][half * 2 + 1] - delta[half]));
     };
     const auto release_before = [&]() {
-      barrier_arrive(k_empty + (stage ? stage - 1 : kStages - 1) * 8);
+      arrive_as_warp(k_empty + (stage ? stage - 1 : kStages - 1) * 8);
     };
 
     for (;;) {
@@ -771,18 +798,16 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
         if (kGroups > 1 && !kInTurn && has(state, kSkipped)) {
           product_wait<0>();
           pin(q_slope);
-          if (is_elected()) {
-            if (is_running) release_before();
-            barrier_arrive(k_empty + stage * 8);
-            barrier_arrive(v_empty + stage * 8);
-          }
+          if (is_running) release_before();
+          arrive_as_warp(k_empty + stage * 8);
+          arrive_as_warp(v_empty + stage * 8);
           is_running = false;
         } else {
           if (kInTurn) named_sync(1 + group, 256);
           multiply_keys();
           product_wait<1>();
           pin(q_slope);
-          if (is_running && is_elected()) release_before();
+          if (is_running) release_before();
           multiply_values();
           if (kInTurn) named_arrive(1 + (group + 1) % kGroups, 256);
           product_wait<1>();
@@ -790,7 +815,7 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
           weigh(state);
           product_wait<0>();
           pin(weight_slopes);
-          if (is_elected()) barrier_arrive(v_empty + stage * 8);
+          arrive_as_warp(v_empty + stage * 8);
           slope_scores();
           multiply_add<Number, kKeys>(q_slope, score_slopes,
                                       k_along + stage * (Plan::kTileBytes / 16));
@@ -803,7 +828,7 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
       }
       product_wait<0>();
       pin(q_slope);
-      if (is_running && is_elected()) release_before();
+      if (is_running) release_before();
       const int part = load_int(told + kSlotPart);
       if (__any_sync(kAllLanes, part >= 0)) {
         put_part(a.part_q,
@@ -825,8 +850,7 @@ __global__ void __launch_bounds__(kThreads<kGroups>, kAtOnce)
                            a.q_slope.row, a.q_slope.width, row_of);
         fence_async();
       }
-      __syncwarp();
-      if (is_elected()) barrier_arrive(own_empty + slot * 8);
+      arrive_as_warp(own_empty + slot * 8);
       if (++slot == kSlots) {
         slot = 0;
         own_phase ^= 1;
@@ -970,11 +994,12 @@ int launch_keys(const HopperAttention& given, const GradientArguments& a,
       slope_keys<Number, kWidth, kGroups, kQueries, kStages, kSlots, kAtOnce, kMode>,
       given, a, kMode == Mode::kGathered, kQueries, 64, kAtOnce, kThreads<kGroups>,
       KeyPlan<kWidth, kGroups, kQueries, kStages, kSlots, kMode>::kBytes, stream);
+  const Numbers rows = a.keys_by_row ? a.work.key_rows : Numbers{};
   if (error == 0)
-    error = merge<Number, kWidth, kGroups>(a.part_k, a.work, Numbers{}, a.work.keys,
+    error = merge<Number, kWidth, kGroups>(a.part_k, a.work, rows, a.work.keys,
                                            a.k_slope, a.scale, stream);
   if (error == 0)
-    error = merge<Number, kWidth, kGroups>(a.part_v, a.work, Numbers{}, a.work.keys,
+    error = merge<Number, kWidth, kGroups>(a.part_v, a.work, rows, a.work.keys,
                                            a.v_slope, 1.f, stream);
   return error;
 }
@@ -1075,7 +1100,8 @@ int gradient_of(const HopperGradient& task, GradientArguments& a, Stream stream)
 int hopper_gradient(const HopperGradient& task, Stream stream) {
   using namespace hopper;
   const HopperAttention& given = task.given;
-  if (!is_complete(given, task.of_keys) || !is_complete(given, task.of_queries))
+  if (!is_complete(given, task.of_keys) || !is_complete(given, task.of_queries) ||
+      (is_gathered(given) && !has_short_steps(task.out_slope)))
     return cudaErrorInvalidValue;
   GradientArguments a = {};
   a.q = operand(given.q, given.width);
@@ -1092,6 +1118,7 @@ int hopper_gradient(const HopperGradient& task, Stream stream) {
   a.part_v = task.part_v;
   a.scale2 = static_cast<float>(given.scale * 1.4426950408889634);
   a.scale = static_cast<float>(given.scale);
+  a.keys_by_row = task.keys_by_row;
   return given.type == Type::kHalf ? gradient_of<__half>(task, a, stream)
                                    : gradient_of<__nv_bfloat16>(task, a, stream);
 }

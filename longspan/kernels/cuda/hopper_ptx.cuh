@@ -84,6 +84,21 @@ __device__ __forceinline__ bool is_elected() {
       : "=r"(elected));
   return elected;
 }
+// A warp's arrival, for all that its lanes have read and written: one arrives after all
+// have met. compute-sanitizer's racecheck does not follow the others through that; in a
+// build with LONGSPAN_ALL_LANES_ARRIVE, for it alone, each arrives by itself.
+#ifdef LONGSPAN_ALL_LANES_ARRIVE
+constexpr int kArrivalsOfWarp = 32;
+__device__ __forceinline__ void arrive_as_warp(uint32_t barrier) {
+  barrier_arrive(barrier);
+}
+#else
+constexpr int kArrivalsOfWarp = 1;
+__device__ __forceinline__ void arrive_as_warp(uint32_t barrier) {
+  __syncwarp();
+  if (is_elected()) barrier_arrive(barrier);
+}
+#endif
 // The thread's index read anew, so that nothing made from it stays in registers.
 __device__ __forceinline__ int thread_again() {
   int thread;

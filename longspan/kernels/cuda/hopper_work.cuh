@@ -264,7 +264,7 @@ __device__ __forceinline__ int4 entry_at(const Work& work, int entry) {
 
 // What is known of an entry before its turn: in mode kRows what it holds, where there
 // are registers for it (for a load nothing waits before it is used), in others its
-// state.
+// state, and where rows are gathered both.
 template <Mode kMode, int kGroups>
 struct Seen {
   int entry;
@@ -289,6 +289,14 @@ requires(kGroups < 3) struct Seen<Mode::kRows, kGroups> {
 
   __device__ __forceinline__ int4 held(const Work&) const { return holds; }
 };
+template <int kGroups>
+struct Seen<Mode::kGathered, kGroups> {
+  int entry;
+  int state;
+  int4 holds;
+
+  __device__ __forceinline__ int4 held(const Work&) const { return holds; }
+};
 
 // The next entry from `entry` on that some query sees.
 template <Mode kMode, int kGroups, int kTiles, bool kInTurn, bool kByKey>
@@ -301,8 +309,9 @@ __device__ __forceinline__ Seen<kMode, kGroups> seek(const Work& work, const Ite
       if (entry < item.end) seen.holds = entry_at(work, entry);
   } else {
     for (; seen.entry < item.end; ++seen.entry) {
-      seen.state = judge<kMode, kGroups, kTiles, kInTurn, kByKey>(
-          work, item, entry_at(work, seen.entry));
+      const int4 holds = entry_at(work, seen.entry);
+      if constexpr (kMode == Mode::kGathered) seen.holds = holds;
+      seen.state = judge<kMode, kGroups, kTiles, kInTurn, kByKey>(work, item, holds);
       if (is_seen<kGroups>(seen.state)) break;
     }
   }
@@ -351,13 +360,16 @@ struct Gather {
     static_assert(kAtOnce % 8 == 0);  // so that the swizzle is the same for all rows
     const int chunk = thread % kChunks;
     const bool inside = chunk * 8 < width;
+    const int bytes = inside ? 16 : 0;
+    // As has_short_steps() has it; so one instruction multiplies and adds.
+    const auto step = static_cast<uint32_t>(row_bytes);
     to += chunk_at<kPanel>(row + thread / kChunks, chunk);
     if (inside) data += chunk * 16;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const bool there = inside && rows[i] >= 0;
-      copy16(to + i * kAtOnce * 128, data + (there ? rows[i] * row_bytes : 0),
-             there ? 16 : 0);
+      const auto from = static_cast<uint32_t>(max(rows[i], 0));
+      copy16(to + i * kAtOnce * 128, data + static_cast<uint64_t>(from) * step,
+             rows[i] < 0 ? 0 : bytes);
     }
   }
 };
@@ -501,6 +513,10 @@ inline Numbers numbers(const Ints& rows) {
 
 inline bool is_gathered(const HopperAttention& given) {
   return given.query_rows.data != nullptr || given.key_rows.data != nullptr;
+}
+// Whether a step from row to row, in bytes, is one that gathering multiplies with.
+inline bool has_short_steps(const Rows<const void>& rows) {
+  return rows.row * 2 <= INT_MAX;
 }
 // Whether the lists and the arrays by place are those that the call needs.
 inline bool is_complete(const HopperAttention& given, const HopperLists& lists) {

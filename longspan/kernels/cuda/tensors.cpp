@@ -57,11 +57,6 @@ Tensor aligned(const Tensor& x) {
   return holds ? x : x.clone(torch::MemoryFormat::Contiguous);
 }
 
-Tensor token_by_token(int64_t examples, int64_t heads, int64_t rows, int64_t columns,
-                      const torch::TensorOptions& options) {
-  return torch::empty({examples, rows, heads, columns}, options).transpose(1, 2);
-}
-
 Tensor int32_on(const torch::Device& device, const Tensor& given, const char* name,
                 const Limits& limits) {
   if (!given.defined()) return given;

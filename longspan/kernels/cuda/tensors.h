@@ -34,10 +34,6 @@ Rows<Number> row_numbers(const torch::Tensor& x) {
 // copy.
 torch::Tensor aligned(const torch::Tensor& x);
 
-// [B, H, n, c] that lies as [B, n, H, c], as models project into heads and join them.
-torch::Tensor token_by_token(int64_t examples, int64_t heads, int64_t rows,
-                             int64_t columns, const torch::TensorOptions& options);
-
 // What integers must be within; those beyond an end are refused, or cut to it.
 struct Limits {
   int64_t least = std::numeric_limits<int32_t>::min();
