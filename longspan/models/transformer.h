@@ -124,7 +124,6 @@ class Transformer : public torch::nn::Module {
   int64_t front_ = 0;    // learned tokens in front
   int64_t segment_ = 0;  // 0: the memory does not recur
   std::shared_ptr<Vocabulary> vocabulary_;
-  torch::Tensor cls_, global_, positions_, kinds_;
   std::shared_ptr<PositionBias> position_bias_;
   torch::Tensor cls_, global_, memory_, positions_, kinds_;
   std::shared_ptr<Shared> shared_;
