@@ -253,6 +253,34 @@ TEST(RecurrentMemory, DrawsAnewForEverySegment) {
   EXPECT_TRUE(out.equal(run()));
 }
 
+TEST(RecurrentMemory, StandsWithLayersThatAreComputedAgain) {
+  const auto ids = ids_of(20);
+  const auto slopes = [&](bool recompute, torch::Dtype type) {
+    TransformerOptions options = remembering(2, true, 8);
+    options.dropout = 0.3;
+    options.recompute = recompute;
+    const auto model = model_of(options);
+    convert(*model, torch::kCPU, type);
+    Pass pass;
+    pass.training = true;
+    pass.draw = Draw(3, 1);
+    model->forward(ids, ids > 0, pass).sin().sum().backward();
+    Tensors all;
+    for (const auto& parameter : model->parameters()) all.push_back(parameter.grad());
+    return all;
+  };
+  for (const auto type : {torch::kDouble, torch::kBFloat16}) {
+    const auto kept = slopes(false, type), again = slopes(true, type);
+    for (size_t i = 0; i < kept.size(); ++i) {
+      ASSERT_EQ(kept[i].defined(), again[i].defined());
+      if (kept[i].defined()) {
+        EXPECT_TRUE(close(kept[i], again[i], type == torch::kDouble ? 1e-14 : 1e-2))
+            << i;
+      }
+    }
+  }
+}
+
 TEST(MemoryTokens, RefuseWhatDoesNotFit) {
   const auto refused = [](const TransformerOptions& options) {
     return refusal([&] { model_of(options); });
