@@ -265,7 +265,6 @@ Transformer::Transformer(const TransformerOptions& options, const Inputs& inputs
   if (options.recurrent_memory) {
     segment_ = options.segment > 0 ? std::min(options.segment, longest) : longest;
     longest_ = segment_ + 2 * options.memory_tokens;
-    carry_ = Carry::per_example;
   }
   sizes_ =
       Sizes{.embedding = options.embedding,
@@ -333,6 +332,7 @@ Transformer::Transformer(const TransformerOptions& options, const Inputs& inputs
     sizes.layer = layer;
     layers_.push_back(make_layer(row, settings, sizes));
   }
+  if (options.recurrent_memory) carry_ = Carry::per_example;
   if (!shared_->empty()) register_module("shared", shared_);
   if (options.norm != "post")
     norm_ = register_module("norm",

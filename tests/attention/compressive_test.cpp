@@ -196,6 +196,27 @@ TEST(Compressive, KeepsWhatWasUsedMost) {
   EXPECT_TRUE(rows_of(carry, "memory", 0).equal(x[0].slice(0, 4)));
 }
 
+// Without weights every query divides itself evenly.
+TEST(Compressive, UseIsTheWeightOfAllQueriesSoFar) {
+  const auto part = mixer("{memory: 10, rate: 2, compression: most_used}");
+  {
+    const torch::NoGradGuard changing;
+    for (auto& parameter : part->parameters()) parameter.zero_();
+  }
+  Record carry;
+  for (const int64_t count : {3, 5}) {
+    Pass pass = segment_pass(&carry);
+    part->forward(tokens_of(count, 1), pass);
+  }
+  for (int64_t token = 0; token < 8; ++token) {
+    double weight = 0;
+    for (int64_t query = token; query < 8; ++query)
+      weight += static_cast<double>(kSizes.heads) / static_cast<double>(query + 1);
+    EXPECT_NEAR(carry.get("use")[0][token][0].item<double>(), weight, 1e-12);
+    EXPECT_EQ(carry.get("use")[0][token][1].item<double>(), 8 - token);
+  }
+}
+
 // Also with padding, and use that was counted over several segments.
 TEST(Compressive, CountsUseAsTheDefinitionDoes) {
   const auto part =

@@ -273,7 +273,10 @@ TEST(RecurrentMemory, StandsWithLayersThatAreComputedAgain) {
     const auto kept = slopes(false, type), again = slopes(true, type);
     for (size_t i = 0; i < kept.size(); ++i) {
       ASSERT_EQ(kept[i].defined(), again[i].defined());
-      if (kept[i].defined()) EXPECT_TRUE(kept[i].equal(again[i])) << i;
+      if (kept[i].defined()) {
+        EXPECT_TRUE(close(kept[i], again[i], type == torch::kDouble ? 1e-14 : 1e-2))
+            << i;
+      }
     }
   }
 }
