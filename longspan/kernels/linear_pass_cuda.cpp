@@ -49,13 +49,15 @@ cuda::Rows<Number> rows_of(const Tensor& x, const Pass& pass) {
           .group = static_cast<int32_t>(pass.heads / x.size(1))};
 }
 
-// Long, for a state costs as much as its tokens; shorter where heads are few.
+// Long, for a state costs as much as its tokens; shorter where heads are few, so that
+// the segments of all are as many as a card works on at once (three on each of its
+// multiprocessors), and not some more.
 int64_t segment_of(int64_t tokens, int64_t heads) {
-  constexpr int64_t kLongest = 2048, kShortest = 256, kEnough = 256;
-  int64_t segment = kLongest;
-  while (segment > kShortest && heads * parts_of(tokens, segment) < kEnough)
-    segment /= 2;
-  return segment;
+  constexpr int64_t kLongest = 2048, kShortest = 256, kChunk = 64, kAtOnce = 384;
+  if (heads * parts_of(tokens, kLongest) >= kAtOnce) return kLongest;
+  const int64_t segments = std::max<int64_t>(kAtOnce / heads, 1);
+  const int64_t each = parts_of(parts_of(tokens, segments), kChunk) * kChunk;
+  return std::clamp(each, kShortest, kLongest);
 }
 
 Passed run(const Pass& pass) {

@@ -315,6 +315,23 @@ TEST(HopperLists, AreForAKernelThatThereIs) {
   }
 }
 
+// Blocks of two tiles are alike for pairs of tiles, blocks of one are not.
+TEST(HopperLists, AreForPairsOfKeyTilesWhereThoseSeeTheSame) {
+  constexpr int64_t kLength = 4096;
+  const auto kernel_of = [&](int64_t block, int64_t drawn) {
+    std::mt19937 random(3);
+    std::vector<std::vector<int64_t>> blocks(kLength / block);
+    for (auto& of_block : blocks)
+      for (int64_t i = 0; i < drawn; ++i)
+        of_block.push_back(static_cast<int64_t>(random() % blocks.size()));
+    const Layout layout(kLength, kLength, listed_blocks(block, blocks));
+    return hopper_lists(HopperStep::kKeyGradient, false, false, layout, 1, 4).kernel;
+  };
+  EXPECT_EQ(kernel_of(2 * kTile, 7), HopperKernel::kLong);
+  EXPECT_EQ(kernel_of(kTile, 12), HopperKernel::kSingle);
+  EXPECT_EQ(kernel_of(2 * kTile, 1), HopperKernel::kSingle);
+}
+
 TEST(HopperLists, CountTheHeadsOfEachPattern) {
   // One head of many sees all; cuts go by the work of them all.
   std::vector<int32_t> chosen(64, 1);

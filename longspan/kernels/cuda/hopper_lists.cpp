@@ -188,6 +188,32 @@ std::vector<HopperEntry> entries_of(const HopperTiles& pattern, int64_t number,
   return entries;
 }
 
+// Whether own tiles that would share entries of a kernel mostly see the same ones, and
+// enough of them.
+bool share_entries(const HopperShape& shape, std::span<const HopperTiles> patterns) {
+  constexpr double kShared = 0.9, kLength = 8;
+  int64_t own_count = 0, seen = 0, visited = 0;
+  std::vector<int64_t> entries;
+  for (const HopperTiles& pattern : patterns) {
+    const std::vector<int64_t> order = order_of(pattern);
+    own_count += own_tiles(pattern);
+    for (size_t at = 0; at < order.size(); at += shape.groups) {
+      entries.clear();
+      for (size_t i = at; i < std::min(at + shape.groups, order.size()); ++i)
+        for (const Run& run : runs_of(pattern, order[i])) {
+          seen += run.count;
+          for (int64_t tile = run.first; tile < run.first + run.count; ++tile)
+            entries.push_back(tile / shape.tiles);
+        }
+      std::ranges::sort(entries);
+      const auto repeated = std::ranges::unique(entries);
+      visited += (repeated.begin() - entries.begin()) * shape.groups * shape.tiles;
+    }
+  }
+  return static_cast<double>(seen) >= kShared * static_cast<double>(visited) &&
+         static_cast<double>(seen) >= kLength * static_cast<double>(own_count);
+}
+
 struct Strip {
   std::array<int32_t, 3> tiles = {-1, -1, -1};
   int64_t first = 0, end = 0;
@@ -250,7 +276,11 @@ HopperKernel hopper_kernel(HopperStep step, bool wide,
       if (stretch >= kLongStretch) return kLong;
       if (stretch >= kBand && wide) return kTriple;
       return kSingle;
-    case HopperStep::kKeyGradient: return stretch >= kBand || wide ? kLong : kSingle;
+    case HopperStep::kKeyGradient:
+      return stretch >= kBand || wide ||
+                     share_entries(hopper_shape(step, kLong, wide), patterns)
+                 ? kLong
+                 : kSingle;
     case HopperStep::kQueryGradient: return stretch >= kLongStretch ? kLong : kSingle;
   }
   return kLong;
