@@ -1,21 +1,18 @@
 // Mechanisms beside dense attention, over sequences of several lengths.
 
-#include <filesystem>
 #include <memory>
-#include <optional>
 #include <set>
 
 #include <c10/util/Exception.h>
 
 #include "longspan/base/whole_file.h"
+#include "longspan/cli/arguments.h"
 #include "longspan/cli/attention_report.h"
 #include "longspan/cli/commands.h"
 #include "longspan/cli/device.h"
 
 namespace longspan::cli {
 namespace {
-
-constexpr int64_t kLongest = int64_t{1} << 24;
 
 struct AttentionOptions {
   std::string mechanisms, lengths = "512,1024,2048,4096", preset, plot;
@@ -24,22 +21,6 @@ struct AttentionOptions {
   Turns turns = {};
   bool json = false;
 };
-
-// What stands between commas, or in a YAML list.
-Value::List list_of(const std::string& option, const std::string& text) {
-  std::optional<Value> read;
-  try {
-    // As the value of a key it must end where the list does.
-    read = Value::parse("list: [" + text + "]").as<Value::Map>()->at("list");
-  } catch (const Error&) {
-    fail(option, " must be a list, separated by commas, got '", text, "'");
-  }
-  const auto* list = read->as<Value::List>();
-  if (list->size() == 1 && list->front().as<Value::List>())
-    list = list->front().as<Value::List>();
-  require(!list->empty(), option, " must be one or more, separated by commas");
-  return *list;
-}
 
 std::vector<Candidate> candidates(const AttentionOptions& options) {
   std::vector<Candidate> found;
@@ -53,34 +34,6 @@ std::vector<Candidate> candidates(const AttentionOptions& options) {
     found.push_back({row, given, complete.values()});
   }
   return found;
-}
-
-std::set<int64_t> lengths(const AttentionOptions& options) {
-  std::set<int64_t> found;
-  for (const Value& value : list_of("--lengths", options.lengths)) {
-    const auto* length = value.as<int64_t>();
-    require(length && *length >= 1 && *length <= kLongest,
-            "--lengths must be whole numbers between 1 and ", kLongest, ", got ",
-            value.text());
-    found.insert(*length);
-  }
-  return found;
-}
-
-// Why a mechanism cannot be measured at all; "" if it can.
-std::string refusal(const Mechanism& mechanism, const AttentionSetup& setup) {
-  if (setup.causal && mechanism.can.causal == Causal::never)
-    return "has no causal form; leave out --causal";
-  if (!setup.causal && mechanism.can.causal == Causal::always)
-    return "has only a causal form; give --causal";
-  return "";
-}
-
-// Fails now rather than after the measurements.
-void check_writable(const std::string& path) {
-  require(!std::filesystem::is_directory(path), "cannot write ", path,
-          ": Is a directory");
-  const WholeFile never_committed(path);
 }
 
 void measure(Candidate& candidate, const std::set<int64_t>& lengths,
@@ -107,7 +60,8 @@ void measure(Candidate& candidate, const std::set<int64_t>& lengths,
 }
 
 void bench_attention(AttentionOptions options) {
-  const auto all_lengths = argument([&] { return lengths(options); });
+  const auto all_lengths =
+      argument([&] { return lengths_of("--lengths", options.lengths); });
   auto measured = argument([&] { return candidates(options); });
   options.setup.device = argument([&] { return usable_device(options.device); });
   options.setup.type = options.type == "float" ? torch::kFloat : torch::kBFloat16;
