@@ -13,13 +13,19 @@ namespace longspan {
 using torch::Tensor;
 
 Source Summaries::source(const Layout& layout) const {
-  return {.k = k, .v = v, .layout = layout, .to = open_where(valid)};
+  return {.k = k,
+          .v = v,
+          .layout = layout,
+          .to = valid.defined() ? open_where(valid) : Tensor()};
 }
 
 Summaries Summaries::joined(Record& state) const {
+  const Tensor known = valid.defined() ? valid
+                                       : torch::ones({k.size(0), k.size(2)},
+                                                     k.options().dtype(torch::kBool));
   return {.k = state.grow("k", k, 2),
           .v = state.grow("v", v, 2),
-          .valid = state.grow("valid", valid, 1)};
+          .valid = state.grow("valid", known, 1)};
 }
 
 SpanPooling::SpanPooling(torch::nn::Module& owner, const Settings& settings,
@@ -45,31 +51,21 @@ Tensor SpanPooling::of_keys(const Tensor& k) const {
   return key_weight_.defined() ? torch::relu(longspan::linear(k, key_weight_)) : k;
 }
 
-Summaries SpanPooling::summaries(const Tensor& q, const Tensor& k, const Tensor& v,
-                                 const Tensor& real,
-                                 const std::vector<Span>& spans) const {
-  const auto pooled = [&](const Tensor& x) {
-    return pool_spans({.x = x, .keep = real.defined() ? real.unsqueeze(1) : Tensor()},
-                      spans, how_)
-        .out;
-  };
-  Source keys{.k = k,
-              .v = v,
-              .layout = Layout(static_cast<int64_t>(spans.size()), k.size(2),
-                               [&](int64_t span, std::vector<Span>& seen) {
-                                 seen.push_back(spans[static_cast<size_t>(span)]);
-                               })};
-  if (real.defined()) keys.to = open_where(real);
-  return summaries(pooled(of_queries(q)), pooled(of_keys(k)), keys);
+Tensor SpanPooling::pooled(const Tensor& x, const Tensor& real,
+                           const std::vector<Span>& spans) const {
+  return pool_spans({.x = x, .keep = real.defined() ? real.unsqueeze(1) : Tensor()},
+                    spans, how_)
+      .out;
 }
 
 Summaries SpanPooling::summaries(const Tensor& q, const Tensor& k,
                                  const Source& tokens) const {
   const Attended attended = block_attention({.q = q}, {tokens});
-  return {.k = for_heads(k, q.size(1)),
-          .v = attended.out,
-          .valid = attended.lse.select(1, 0).detach() >
-                   -std::numeric_limits<double>::infinity()};
+  Summaries made{.k = for_heads(k, q.size(1)), .v = attended.out};
+  if (tokens.to.defined())
+    made.valid =
+        attended.lse.select(1, 0).detach() > -std::numeric_limits<double>::infinity();
+  return made;
 }
 
 Sight Combiner::sight(int64_t tokens, bool causal) {

@@ -21,9 +21,10 @@ namespace longspan {
 
 // The summaries of G spans.
 struct Summaries {
-  torch::Tensor k = {};      // [B, H, G, d]
-  torch::Tensor v = {};      // [B, H, G, dv]
-  torch::Tensor valid = {};  // [B, G] bool: with a real key
+  torch::Tensor k = {};  // [B, H, G, d]
+  torch::Tensor v = {};  // [B, H, G, dv]
+  torch::Tensor valid =
+      {};  // [B, G] bool: with a real key; undefined: all that are seen
 
   // As keys, seen as `layout` shows them.
   Source source(const Layout& layout) const;
@@ -52,12 +53,12 @@ class SpanPooling {
   torch::Tensor of_queries(const torch::Tensor& q) const;
   torch::Tensor of_keys(const torch::Tensor& k) const;
 
-  // Of consecutive tokens; `real` [B, N] bool, undefined: all.
-  Summaries summaries(const torch::Tensor& q, const torch::Tensor& k,
-                      const torch::Tensor& v, const torch::Tensor& real,
-                      const std::vector<Span>& spans) const;
+  // x [B, H, N, d], of_queries() or of_keys(), over spans; `real` [B, N] bool,
+  // undefined: all.
+  torch::Tensor pooled(const torch::Tensor& x, const torch::Tensor& real,
+                       const std::vector<Span>& spans) const;
   // Of queries and keys pooled already, [B, H | Hk, G, d]; `tokens` are the keys that
-  // each span has, by its layout.
+  // each span has, by its layout. Which are valid is told where some tokens are not.
   Summaries summaries(const torch::Tensor& q, const torch::Tensor& k,
                       const Source& tokens) const;
 

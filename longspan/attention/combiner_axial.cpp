@@ -1,6 +1,8 @@
 #include "longspan/attention/combiner_axial.h"
 
+#include <algorithm>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "longspan/attention/linear_map.h"
@@ -15,11 +17,12 @@ using torch::Tensor;
 // Tokens in whole rows, or in whole columns: lines of equal length, one after the
 // other.
 struct Lines {
-  Tensor q, k, v;  // [B, H | Hk, lines * length, w]
-  Tensor real;     // [B, lines * length] bool
+  Tensor q, k, v;    // [B, H | Hk, lines * length, w]
+  Tensor real = {};  // [B, lines * length] bool; undefined: all are
   int64_t length;
 
   int64_t count() const { return q.size(2); }
+  Tensor to() const { return real.defined() ? open_where(real) : real; }
 };
 
 // Line by line to the lines across: [.., count, w] -> [.., count, w].
@@ -34,7 +37,8 @@ Lines across(const Lines& lines) {
   return {.q = turned(lines.q),
           .k = turned(lines.k),
           .v = turned(lines.v),
-          .real = turned(lines.real.unsqueeze(-1)).squeeze(-1),
+          .real = lines.real.defined() ? turned(lines.real.unsqueeze(-1)).squeeze(-1)
+                                       : lines.real,
           .length = lines.count() / lines.length};
 }
 
@@ -64,62 +68,121 @@ Tensor moved(const Tensor& x, int64_t length) {
       .flatten(-3, -2);
 }
 
+PoolInputs inputs(const Tensor& x, const Tensor& real) {
+  return {.x = x, .keep = real.defined() ? real.unsqueeze(1) : real};
+}
+
+// Of every token those of its line up to it. Means are sums, with how many they are of.
+struct UpTo {
+  Tensor out;     // [B, H, count, w]
+  Tensor number;  // [B|1, 1, count, 1], for means
+
+  UpTo(const Tensor& x, const Tensor& real, int64_t length, Pooling how)
+      : out(pool_prefixes(inputs(x, real), length,
+                          how == Pooling::mean ? Pooling::sum : how)
+                .out) {
+    if (how != Pooling::mean) return;
+    const Tensor counted =
+        real.defined() ? real
+                       : torch::ones({1, x.size(2)}, x.options().dtype(torch::kBool));
+    number = counted.unflatten(1, {x.size(2) / length, length})
+                 .cumsum(2)
+                 .flatten(1)
+                 .unsqueeze(1)
+                 .unsqueeze(3);
+  }
+
+  Tensor pooled() const {
+    return number.defined() ? out / number.clamp_min(1).to(out.scalar_type()) : out;
+  }
+
+  // Those before it.
+  UpTo before(int64_t length) const {
+    UpTo result = *this;
+    result.out = moved(out, length);
+    if (number.defined()) result.number = moved(number, length);
+    return result;
+  }
+};
+
+// Of every token the largest of the others of its line: the largest of all, except
+// where that is its own. 0 where there are no others.
+Tensor largest_of_others(const Tensor& x, const Tensor& real, int64_t length) {
+  const int64_t count = x.size(2);
+  const std::vector<Span> lines = equal_spans(count, length, length);
+  const auto by_line = [&](const Tensor& y) { return y.unflatten(2, {-1, length}); };
+  const Tensor place = largest_places(inputs(x.detach(), real), lines);
+  const Tensor own =
+      by_line(torch::arange(count, place.options()).view({1, 1, count, 1}))
+          .eq(place.unsqueeze(3))
+          .flatten(2, 3);
+  const auto largest = [&](const Tensor& y) {
+    return pool_spans(inputs(y, real), lines, Pooling::max).out.unsqueeze(3);
+  };
+  constexpr double kNothing = -std::numeric_limits<double>::infinity();
+  const Tensor next = largest(x.masked_fill(own, kNothing));
+  return torch::where(by_line(own), next.masked_fill(next.eq(kNothing), 0), largest(x))
+      .flatten(2, 3);
+}
+
+Tensor mean_of_others(const Tensor& x, const Tensor& real, int64_t length) {
+  const auto by_line = [&](const Tensor& y) { return y.unflatten(2, {-1, length}); };
+  const Tensor sum =
+      pool_spans(inputs(x, real), equal_spans(x.size(2), length, length), Pooling::sum)
+          .out.unsqueeze(3);
+  if (!real.defined())
+    return ((sum - by_line(x)) / std::max<int64_t>(length - 1, 1)).flatten(2, 3);
+  const Tensor is_real = by_line(real.unsqueeze(1).unsqueeze(3));
+  const Tensor number = is_real.sum(3, /*keepdim=*/true) - is_real.to(torch::kLong);
+  return ((sum - by_line(x).masked_fill(is_real.logical_not(), 0)) /
+          number.clamp_min(1).to(x.scalar_type()))
+      .flatten(2, 3);
+}
+
 // Of every token the pooled x [B, H, count, w] of those of its line that it meets.
 Tensor pooled(const Tensor& x, const Lines& lines, Along along, Pooling how) {
   const int64_t length = lines.length;
   const bool mean = how == Pooling::mean;
-  const auto until = [&](const Tensor& y, const Tensor& real) {
-    return pool_prefixes({.x = y, .keep = real.unsqueeze(1)}, length,
-                         mean ? Pooling::sum : how)
-        .out;
+  const auto flipped = [](const Tensor& y, int64_t axis) {
+    return y.defined() ? y.flip(axis) : y;
   };
-  const auto number = [&](const Tensor& real) {  // of real tokens so far
-    return real.unflatten(1, {real.size(1) / length, length})
-        .cumsum(2)
-        .flatten(1)
-        .unsqueeze(1)
-        .unsqueeze(3);
+  const Tensor wide = mean ? at_least_float(x) : x;
+  const auto of = [&]() -> Tensor {
+    switch (along) {
+      case Along::until: return UpTo(wide, lines.real, length, how).pooled();
+      case Along::before:
+        return UpTo(wide, lines.real, length, how).before(length).pooled();
+      case Along::after:
+        return UpTo(wide.flip(2), flipped(lines.real, 1), length, how)
+            .before(length)
+            .pooled()
+            .flip(2);
+      case Along::others:
+        return mean ? mean_of_others(wide, lines.real, length)
+                    : largest_of_others(wide, lines.real, length);
+    }
+    TORCH_INTERNAL_ASSERT(false);
   };
-  const auto of_sum = [&](const Tensor& sum, const Tensor& n) {
-    return mean ? sum / n.clamp_min(1).to(sum.scalar_type()) : sum;
-  };
-  if (along == Along::until) return of_sum(until(x, lines.real), number(lines.real));
-
-  const auto before = [&](const Tensor& y, const Tensor& real) {
-    return std::pair(moved(until(y, real), length), moved(number(real), length));
-  };
-  const auto after = [&] {
-    const auto [sum, n] = before(x.flip(2), lines.real.flip(1));
-    return std::pair(sum.flip(2), n.flip(2));
-  };
-  if (along != Along::others) {
-    const auto [out, n] = along == Along::before ? before(x, lines.real) : after();
-    return of_sum(out, n);
-  }
-  const auto [left, left_n] = before(x, lines.real);
-  const auto [right, right_n] = after();
-  if (mean) return of_sum(left + right, left_n + right_n);
-  return torch::where(right_n == 0, left,
-                      torch::where((left_n == 0) | (right > left), right, left));
+  return of().to(x.scalar_type());
 }
 
-// A summary for every token, of those of its line that it meets.
-Summaries summaries_along(const SpanPooling& pooling, const Lines& lines, Along along) {
+// A summary for every token, of those of its line that it meets, by `members`.
+Summaries summaries_along(const SpanPooling& pooling, const Lines& lines, Along along,
+                          const Layout& members) {
   const auto of = [&](const Tensor& x) {
     return pooled(x, lines, along, pooling.how());
   };
-  const Source keys{.k = lines.k,
-                    .v = lines.v,
-                    .layout = own_line(lines.count(), lines.length, along),
-                    .to = open_where(lines.real)};
-  return pooling.summaries(of(pooling.of_queries(lines.q)),
-                           of(pooling.of_keys(lines.k)), keys);
+  return pooling.summaries(
+      of(pooling.of_queries(lines.q)), of(pooling.of_keys(lines.k)),
+      {.k = lines.k, .v = lines.v, .layout = members, .to = lines.to()});
 }
 
 Summaries across(const Summaries& lines, int64_t length) {
   return {.k = across(lines.k, length),
           .v = across(lines.v, length),
-          .valid = across(lines.valid.unsqueeze(-1), length).squeeze(-1)};
+          .valid = lines.valid.defined()
+                       ? across(lines.valid.unsqueeze(-1), length).squeeze(-1)
+                       : lines.valid};
 }
 
 // How the summaries of a row are cut, and where a state keeps them.
@@ -191,40 +254,79 @@ void add_to_columns(Record& state, const SpanPooling& pooling, const Lines& colu
 
 struct CombinerAxial::Grid {
   Lines rows, columns;
-  bool causal;
 };
 
-// A query's row, then its column without it, each with the summaries that lie along it.
-Tensor CombinerAxial::attended(const Grid& grid, Axial part, Pass& pass) const {
-  const auto& [rows, columns, causal] = grid;
-  const int64_t count = rows.count(), width = rows.length, height = columns.length;
+// What is known about a part before any tensor is. Tokens without a neighbour have no
+// summary on that side: none of these are seen.
+struct CombinerAxial::Laid {
+  struct OfSide {
+    Along along;
+    Layout members, seen;
+  };
+
+  Layout row, column;                   // the tokens that a token sees
+  std::optional<Layout> members, seen;  // of the summaries of columns
+  std::vector<OfSide> sides;
+};
+
+CombinerAxial::Laid CombinerAxial::laid(const Place& place) const {
+  const auto [part, count, causal] = place;
+  const int64_t width = width_, height = count / width;
   const Along past = causal ? Along::before : Along::others;
-  std::vector<Source> in_row = {
-      {.k = rows.k,
-       .v = rows.v,
-       .layout = causal ? own_line(count, width, Along::until)
-                        : Layout(count, count, block_of_keys(width)),
-       .to = open_where(rows.real)}};
-  const Layout in_past = own_line(count, height, past);
-  std::vector<Source> in_column = {{.k = columns.k,
-                                    .v = columns.v,
-                                    .layout = in_past,
-                                    .to = open_where(columns.real)}};
+  Laid laid{.row = causal ? own_line(count, width, Along::until)
+                          : Layout(count, count, block_of_keys(width)),
+            .column = own_line(count, height, past),
+            .members = {},
+            .seen = {},
+            .sides = {}};
   if (part != Axial::horizontal) {
+    laid.members = own_line(count, height, causal ? Along::until : Along::others);
     // Causal: the summary of what is above stands in the row above.
-    const Summaries made = across(
-        summaries_along(pooling(), columns, causal ? Along::until : Along::others),
-        height);
     const int64_t up = causal ? width : 0;
-    in_row.push_back(
-        made.source(Layout(count, count, [=](int64_t token, std::vector<Span>& seen) {
-          const int64_t row = token / width * width - up;
-          if (row >= 0) push(Along::others, token % width, row, width, seen);
-        })));
+    laid.seen = Layout(count, count, [=](int64_t token, std::vector<Span>& seen) {
+      const int64_t row = token / width * width - up;
+      if (row >= 0 && (causal || height > 1))
+        push(Along::others, token % width, row, width, seen);
+    });
   }
-  for (const Side& side : sides_of(part))
+  for (const Side& side : sides_of(part)) {
+    const Along along = side.along;
+    const auto is_empty = [=](int64_t column) {
+      return (along != Along::after && column == 0 &&
+              (along == Along::before || width == 1)) ||
+             (along == Along::after && column == width - 1);
+    };
+    laid.sides.push_back(
+        {.along = along,
+         .members = own_line(count, width, along),
+         .seen = Layout(count, count, [=](int64_t token, std::vector<Span>& seen) {
+           if (!is_empty(token / height))
+             push(past, token % height, token / height * height, height, seen);
+         })});
+  }
+  return laid;
+}
+
+// A query's row, then its column without it, each with the summaries that lie along it.
+Tensor CombinerAxial::attended(const Grid& grid, Axial part, Pass& pass) {
+  const auto& [rows, columns] = grid;
+  const int64_t width = rows.length, height = columns.length;
+  const Place place{part, rows.count(), pass.mask.causal};
+  const auto laid = laid_.get(place, [&] { return this->laid(place); });
+  std::vector<Source> in_row = {
+      {.k = rows.k, .v = rows.v, .layout = laid->row, .to = rows.to()}};
+  std::vector<Source> in_column = {
+      {.k = columns.k, .v = columns.v, .layout = laid->column, .to = columns.to()}};
+  if (laid->members)
+    in_row.push_back(
+        across(summaries_along(pooling(), columns,
+                               pass.mask.causal ? Along::until : Along::others,
+                               *laid->members),
+               height)
+            .source(*laid->seen));
+  for (const auto& [along, members, seen] : laid->sides)
     in_column.push_back(
-        across(summaries_along(pooling(), rows, side.along), width).source(in_past));
+        across(summaries_along(pooling(), rows, along, members), width).source(seen));
 
   const auto attend = [&](const Tensor& q, const std::vector<Source>& sources) {
     BlockAttention options;
@@ -240,27 +342,27 @@ Tensor CombinerAxial::attended(const Grid& grid, Axial part, Pass& pass) const {
 }
 
 Tensor CombinerAxial::whole(const Tensor& q, const Tensor& k, const Tensor& v,
-                            Pass& pass) const {
+                            Pass& pass) {
   const int64_t tokens = q.size(2), missing = (width_ - tokens % width_) % width_;
   const auto whole = [&](const Tensor& x) {
     return missing > 0 ? torch::constant_pad_nd(x, {0, 0, 0, missing}) : x;
   };
-  const Tensor real =
-      pass.mask.tokens.defined()
-          ? pass.mask.tokens.to(q.device())
-          : torch::ones({q.size(0), tokens}, q.options().dtype(torch::kBool));
-  const Lines rows{.q = whole(q),
-                   .k = whole(k),
-                   .v = whole(v),
-                   .real = torch::constant_pad_nd(real, {0, missing}),
-                   .length = width_};
-  const Grid grid{.rows = rows, .columns = across(rows), .causal = pass.mask.causal};
+  Tensor real;
+  if (pass.mask.tokens.defined())
+    real = pass.mask.tokens.to(q.device());
+  else if (missing > 0)
+    real = torch::ones({q.size(0), tokens}, q.options().dtype(torch::kBool));
+  if (missing > 0) real = torch::constant_pad_nd(real, {0, missing});
+  const Lines rows{
+      .q = whole(q), .k = whole(k), .v = whole(v), .real = real, .length = width_};
+  const Grid grid{.rows = rows, .columns = across(rows)};
   Tensor sum;
   for (const Axial part : parts_) {
     const Tensor one = attended(grid, part, pass);
     sum = sum.defined() ? sum + one : one;
   }
-  return (sum / static_cast<int64_t>(parts_.size())).slice(2, 0, tokens);
+  if (parts_.size() > 1) sum = sum / static_cast<int64_t>(parts_.size());
+  return sum.slice(2, 0, tokens);
 }
 
 Tensor CombinerAxial::run(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -345,7 +447,8 @@ void CombinerAxial::add_rows(Record& state, const Tensor& q,
       .length = width_};
   for (const Axial part : parts_) {
     for (const Side& side : sides_of(part))
-      summaries_along(pooling(), rows, side.along).joined(state.part(side.name));
+      summaries_along(pooling(), rows, side.along, own_line(fresh, width_, side.along))
+          .joined(state.part(side.name));
     if (part != Axial::horizontal)
       add_to_columns(state, pooling(), across(rows), tokens);
   }

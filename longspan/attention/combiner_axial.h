@@ -9,6 +9,7 @@
 #include <torch/types.h>
 
 #include "longspan/attention/combiner.h"
+#include "longspan/attention/kept.h"
 
 namespace longspan {
 
@@ -39,12 +40,21 @@ class CombinerAxial : public Combiner {
 
  private:
   struct Grid;
+  struct Laid;
+  struct Place {
+    Axial part;
+    int64_t count;
+    bool causal;
+
+    bool operator==(const Place&) const = default;
+  };
 
   torch::Tensor run(const torch::Tensor& q, const torch::Tensor& k,
                     const torch::Tensor& v, Pass& pass) override;
   torch::Tensor whole(const torch::Tensor& q, const torch::Tensor& k,
-                      const torch::Tensor& v, Pass& pass) const;
-  torch::Tensor attended(const Grid& grid, Axial part, Pass& pass) const;
+                      const torch::Tensor& v, Pass& pass);
+  torch::Tensor attended(const Grid& grid, Axial part, Pass& pass);
+  Laid laid(const Place& place) const;
   torch::Tensor step(const torch::Tensor& q, const torch::Tensor& k,
                      const torch::Tensor& v, Pass& pass) const;
   void add_rows(Record& state, const torch::Tensor& q, const Source& tokens) const;
@@ -53,6 +63,7 @@ class CombinerAxial : public Combiner {
 
   int64_t width_;
   std::vector<Axial> parts_;
+  Kept<Place, Laid> laid_;
 };
 
 inline constexpr std::string_view kAxialState =

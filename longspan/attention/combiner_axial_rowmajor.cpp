@@ -14,6 +14,7 @@
 #include "longspan/attention/dense_reference.h"
 #include "longspan/attention/head_axis.h"
 #include "longspan/attention/head_projections.h"
+#include "longspan/attention/kept.h"
 #include "longspan/attention/pattern_attention.h"
 #include "longspan/attention/projected.h"
 #include "longspan/kernels/layer_norm.h"
@@ -31,7 +32,8 @@ struct Columns {
   Layout layout;
 
   // Of `count` tokens after `first` others, over summaries of the first `rows` rows.
-  Columns(int64_t first, int64_t count, int64_t rows, int64_t width, bool causal)
+  Columns(int64_t first, int64_t count, int64_t rows, int64_t width, bool causal,
+          torch::Device device)
       : layout(0, 0) {
     std::vector<int64_t> tokens, seen, begins;
     for (int64_t token = 0; token < std::min(count, width); ++token) {
@@ -43,8 +45,8 @@ struct Columns {
         begins.push_back(begin);
       }
     }
-    queries = torch::tensor(tokens, torch::kLong);
-    summaries = torch::tensor(seen, torch::kLong);
+    queries = torch::tensor(tokens, torch::kInt).to(device);
+    summaries = torch::tensor(seen, torch::kInt).to(device);
     layout = Layout(count, static_cast<int64_t>(seen.size()),
                     [&](int64_t place, std::vector<Span>& spans) {
                       const auto at = static_cast<size_t>(place);
@@ -54,6 +56,36 @@ struct Columns {
                       if (!causal) spans.push_back({begin + row + 1, begin + rows});
                     });
   }
+};
+
+// Of `count` queries after `first` tokens, over `held` keys of whole rows.
+struct Place {
+  int64_t count, first, held;
+  bool causal;
+  torch::Device device;
+
+  bool operator==(const Place&) const = default;
+
+  int64_t rows(int64_t width) const {  // that have summaries
+    return causal ? held / width : (held + width - 1) / width;
+  }
+};
+
+struct Laid {
+  Layout members, own;  // of summaries, and of tokens by themselves
+  Columns columns;
+
+  Laid(const Place& place, int64_t width)
+      : members(place.rows(width) * width, place.held, block_of_keys(width)),
+        own(place.count, place.held,
+            [&](int64_t query, std::vector<Span>& seen) {
+              const int64_t at = place.held - place.count + query,
+                            from = at / width * width;
+              seen.push_back({from, place.causal ? at + 1 : from + width});
+            }),
+        columns(place.first, place.count,
+                (place.first + place.count - place.held) / width + place.rows(width),
+                width, place.causal, place.device) {}
 };
 
 class AxialRowMajor final : public Mixer {
@@ -102,50 +134,60 @@ class AxialRowMajor final : public Mixer {
     Prepared prepared =
         prepare(projections_.q(x), projections_.k(x), projections_.v(x), pass);
     auto& [queries, source, options, global, order] = prepared;
-    const bool causal = pass.mask.causal;
-    const int64_t count = x.size(1), held = source.k.size(2), first = queries.first,
-                  begin = first + count - held,  // of a row
-        rows = causal ? held / width_ : (held + width_ - 1) / width_,
-                  whole = rows * width_;
-    Tensor all = x;  // of the tokens whose keys are held
-    if (pass.state && pass.state->get("x").defined())
+    const Place place{.count = x.size(1),
+                      .first = queries.first,
+                      .held = source.k.size(2),
+                      .causal = pass.mask.causal,
+                      .device = x.device()};
+    const std::shared_ptr<const Laid> laid =
+        pass.state ? std::make_shared<const Laid>(place, width_)
+                   : laid_.get(place, [&] { return Laid(place, width_); });
+    const int64_t held = place.held, whole = laid->members.queries();
+    const auto in_rows = [&](const Tensor& y) {  // of the tokens whose keys are held
+      return torch::constant_pad_nd(y.slice(-2, 0, whole),
+                                    {0, 0, 0, std::max<int64_t>(whole - held, 0)});
+    };
+    Tensor all = x, asking = queries.q;
+    if (pass.state && pass.state->get("x").defined()) {
       all = torch::cat({pass.state->get("x"), x}, 1);
-    Summaries summaries =
-        of_rows(torch::constant_pad_nd(all.slice(1, 0, whole),
-                                       {0, 0, 0, std::max<int64_t>(whole - held, 0)}),
-                source);
+      asking = projections_.q(all);
+    }
+    source.layout = laid->members;
+    const Attended in_row = block_attention({.q = in_rows(asking)}, {source});
+    Summaries summaries = of_rows(in_rows(all), in_row, source.to.defined());
     if (pass.state) {
       summaries = summaries.joined(pass.state->part("summaries"));
       pass.state->set("x", all.slice(1, whole));
       keep_keys(*pass.state, torch::arange(whole, held));
     }
 
-    source.layout = Layout(count, held, [&](int64_t query, std::vector<Span>& seen) {
-      const int64_t from = (first + query) / width_ * width_ - begin;
-      seen.push_back({from, causal ? first + query - begin + 1 : from + width_});
-    });
-    const Attended by_row = block_attention(queries, {source}, options);
-
-    const Columns columns(first, count, summaries.k.size(2) / width_, width_, causal);
-    Source above = summaries.source(columns.layout);
-    above.rows = columns.summaries.to(x.device());
+    Attended by_row;
+    if (place.causal || options.dropout.probability > 0) {
+      source.layout = laid->own;
+      by_row = block_attention(queries, {source}, options);
+    } else {
+      by_row = {in_row.out.slice(2, 0, place.count),
+                in_row.lse.slice(2, 0, place.count)};
+    }
+    Source above = summaries.source(laid->columns.layout);
+    above.rows = laid->columns.summaries;
     above.rows_once = true;
-    queries.rows = columns.queries.to(x.device());
+    queries.rows = laid->columns.queries;
     if (pass.training && pass.dropout > 0) options.dropout.key = pass.draw.key();
     const Attended by_column = block_attention(queries, {above}, options);
     return projections_.out(merge({by_row, by_column}).out);
   }
 
-  // Of every place in the rows of x [B, rows * width, E].
-  Summaries of_rows(const Tensor& x, Source keys) const {
-    keys.layout = Layout(x.size(1), keys.k.size(2), block_of_keys(width_));
-    const Attended in_row = block_attention({.q = projections_.q(x)}, {keys});
+  // Of every place in the rows of x [B, rows * width, E], with what it sees in its row.
+  // A row of missing tokens has none, if there are such.
+  Summaries of_rows(const Tensor& x, const Attended& in_row, bool some_missing) const {
     const Tensor normal = longspan::layer_norm(x + mix_(joined_heads(in_row.out)),
                                                norm_weight_, norm_bias_);
-    return {.k = in_heads(key_(normal), heads_),
-            .v = in_row.out,
-            .valid = in_row.lse.select(1, 0).detach() >
-                     -std::numeric_limits<double>::infinity()};
+    Summaries made{.k = in_heads(key_(normal), heads_), .v = in_row.out};
+    if (some_missing)
+      made.valid =
+          in_row.lse.select(1, 0).detach() > -std::numeric_limits<double>::infinity();
+    return made;
   }
 
   Tensor define(const Tensor& input, Pass& pass) override {
@@ -192,6 +234,7 @@ class AxialRowMajor final : public Mixer {
   HeadProjections projections_;
   Linear mix_, key_;  // Wo1 and Wk2 of the paper's code
   Tensor norm_weight_, norm_bias_;
+  Kept<Place, Laid> laid_;
 };
 
 constexpr Setting kSettings[] = {

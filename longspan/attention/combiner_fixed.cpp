@@ -3,9 +3,10 @@
 //
 // The own block is no summary in the bidirectional form either: each key counts once.
 
-#include <algorithm>
+#include <optional>
 
 #include "longspan/attention/combiner.h"
+#include "longspan/attention/kept.h"
 #include "longspan/attention/pattern_attention.h"
 
 namespace longspan {
@@ -28,39 +29,78 @@ class CombinerFixed final : public Combiner {
   }
 
  private:
+  // Of `count` queries after `first` tokens, over `held` keys of whole blocks.
+  struct Place {
+    int64_t count, first, held;
+    bool causal;
+
+    bool operator==(const Place&) const = default;
+  };
+
+  struct Laid {
+    std::vector<Span> blocks;  // of the keys; causal: the whole ones
+    Layout members, own;
+    std::optional<Layout> others;
+  };
+
+  Laid laid(const Place& place) const {
+    const auto [count, first, held, causal] = place;
+    const int64_t begin = first + count - held,  // of the first key: of a block
+        whole = causal ? held / span_ * span_ : held, span = span_;
+    Laid laid{.blocks = equal_spans(whole, span, span),
+              .members = Layout((whole + span - 1) / span, whole,
+                                [=](int64_t block, std::vector<Span>& seen) {
+                                  seen.push_back({block * span, (block + 1) * span});
+                                }),
+              .own = Layout(count, held,
+                            [=](int64_t query, std::vector<Span>& seen) {
+                              const int64_t at = first + query - begin,
+                                            from = at / span * span;
+                              seen.push_back({from, causal ? at + 1 : from + span});
+                            }),
+              .others = {}};
+    const int64_t blocks = begin / span + static_cast<int64_t>(laid.blocks.size());
+    laid.others.emplace(count, blocks, [=](int64_t query, std::vector<Span>& seen) {
+      const int64_t own = (first + query) / span;
+      seen.push_back({0, own});
+      if (!causal) seen.push_back({own + 1, blocks});
+    });
+    return laid;
+  }
+
   Tensor run(const Tensor& q, const Tensor& k, const Tensor& v, Pass& pass) override {
     Prepared prepared = prepare(q, k, v, pass);
     auto& [queries, source, options, global, order] = prepared;
-    const bool causal = pass.mask.causal;
-    const int64_t count = q.size(2), held = source.k.size(2),
-                  first = queries.first,  // the place of the first query
-        begin = first + count - held,     // and of the first key: of a block
-        whole = causal ? held / span_ * span_ : held;
+    const Place place{.count = q.size(2),
+                      .first = queries.first,
+                      .held = source.k.size(2),
+                      .causal = pass.mask.causal};
+    const auto make = [&] { return this->laid(place); };
+    const std::shared_ptr<const Laid> laid =
+        pass.state ? std::make_shared<const Laid>(make()) : laid_.get(place, make);
+    const int64_t whole = laid->members.keys();
     Tensor all = q;  // queries of the tokens whose keys are held
     if (pass.state && pass.state->get("q").defined())
       all = torch::cat({pass.state->get("q"), q}, 2);
-    const Tensor real = source.to.defined() ? source.to.squeeze(1) > 0 : Tensor();
+    const Tensor real =
+        source.to.defined() ? source.to.squeeze(1).slice(1, 0, whole) > 0 : Tensor();
     const auto part = [&](const Tensor& x) { return x.slice(-2, 0, whole); };
+    const auto pooled = [&](const Tensor& x) {
+      return pooling().pooled(x, real, laid->blocks);
+    };
+    Source tokens{.k = part(source.k), .v = part(source.v), .layout = laid->members};
+    if (real.defined()) tokens.to = source.to.slice(2, 0, whole);
     Summaries summaries =
-        pooling().summaries(part(all), part(source.k), part(source.v),
-                            real.defined() ? real.slice(1, 0, whole) : real,
-                            equal_spans(whole, span_, span_));
+        pooling().summaries(pooled(pooling().of_queries(part(all))),
+                            pooled(pooling().of_keys(part(source.k))), tokens);
     if (pass.state) {
       summaries = summaries.joined(pass.state->part("summaries"));
       pass.state->set("q", all.slice(2, whole).clone());
-      keep_keys(*pass.state, torch::arange(whole, held));
+      keep_keys(*pass.state, torch::arange(whole, place.held));
     }
-    const int64_t spans = summaries.k.size(2);
-    source.layout = Layout(count, held, [&](int64_t query, std::vector<Span>& seen) {
-      const int64_t from = (first + query) / span_ * span_ - begin;
-      seen.push_back({from, causal ? first + query - begin + 1 : from + span_});
-    });
-    const Layout others(count, spans, [&](int64_t query, std::vector<Span>& seen) {
-      const int64_t own = (first + query) / span_;
-      seen.push_back({0, own});
-      if (!causal) seen.push_back({own + 1, spans});
-    });
-    return block_attention(queries, {source, summaries.source(others)}, options).out;
+    source.layout = laid->own;
+    return block_attention(queries, {source, summaries.source(*laid->others)}, options)
+        .out;
   }
 
   std::vector<Plan> plans(int64_t tokens, bool causal) const override {
@@ -74,6 +114,7 @@ class CombinerFixed final : public Combiner {
   }
 
   int64_t span_;
+  Kept<Place, Laid> laid_;
 };
 
 constexpr Setting kSettings[] = {

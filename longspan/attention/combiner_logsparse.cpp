@@ -13,16 +13,16 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
-#include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "longspan/attention/combiner.h"
 #include "longspan/attention/head_axis.h"
+#include "longspan/attention/kept.h"
 #include "longspan/attention/linear_map.h"
 #include "longspan/attention/pattern_attention.h"
 #include "longspan/kernels/total.h"
@@ -82,44 +82,10 @@ struct Pools {
   Tensor q, k;        // [B, H | Hk, n, d]
   Tensor count = {};  // [B, n]: of real tokens; undefined: there are some in each
 
-  int64_t size() const { return q.size(2); }
-
-  Pools slice(int64_t from, int64_t to, int64_t step = 1) const {
-    return {.q = q.slice(2, from, to, step),
-            .k = k.slice(2, from, to, step),
-            .count = count.defined() ? count.slice(1, from, to, step) : count};
-  }
-
-  static Pools joined(const std::vector<Pools>& parts) {
-    std::vector<Tensor> q, k, count;
-    for (const Pools& part : parts) {
-      q.push_back(part.q);
-      k.push_back(part.k);
-      if (part.count.defined()) count.push_back(part.count);
-    }
-    return {.q = torch::cat(q, 2),
-            .k = torch::cat(k, 2),
-            .count = count.empty() ? Tensor() : torch::cat(count, 1)};
-  }
-
-  // Of neighbours together, from the largest or the sums of each. One without a
-  // neighbour stays as it is, or is left out.
-  Pools of_pairs(Pooling how, bool with_last) const {
-    const int64_t size = with_last ? this->size() : this->size() / 2 * 2;
-    const Pools some = slice(0, size);
-    const std::vector<Span> pairs = equal_spans(size, 2, 2);
-    const Tensor keep = count.defined() ? (some.count > 0).unsqueeze(1) : Tensor();
-    const auto pooled = [&](const Tensor& x) {
-      return pool_spans({.x = x, .keep = keep}, pairs,
-                        how == Pooling::mean ? Pooling::sum : how)
-          .out;
-    };
-    Pools result{.q = pooled(some.q), .k = pooled(some.k)};
-    if (count.defined())
-      result.count = torch::constant_pad_nd(some.count, {0, size % 2})
-                         .unflatten(1, {(size + 1) / 2, 2})
-                         .sum(2);
-    return result;
+  Pools slice(int64_t from, int64_t to) const {
+    return {.q = q.slice(2, from, to),
+            .k = k.slice(2, from, to),
+            .count = count.defined() ? count.slice(1, from, to) : count};
   }
 };
 
@@ -143,28 +109,39 @@ struct Steps {
 class Laid {
  public:
   // `least`: the level of the least spans that have a summary.
-  Laid(const Steps& steps, int least)
+  Laid(const Steps& steps, int least, torch::Device device)
       : steps_(steps),
         least_(least),
-        near_of_block_(((kBlock >> least) - 1) * (steps.causal ? 1 : 2) + 1) {
+        near_of_block_(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(
+            ((kBlock >> least) - 1) * (steps.causal ? 1 : 2) + 1)))) {
     lay_near();
-    lay_far();
-    lay_values();
+    lay_far(device);
+    lay_pools();
+    lay_values(device);
   }
 
   // Near spans, of tokens from steps.begin() on: of each block the block itself, then
-  // those inside. So a block is every so many rows.
+  // those inside, then none, so that blocks lie evenly in tiles.
   std::vector<Span> near_spans;
   int64_t near_of_block() const { return near_of_block_; }
-  // The rows of the blocks of each new far span, level by level.
-  std::vector<Span> far_blocks;
-  // Places of the rows of near spans and of the blocks of far ones, and which of the
-  // keys from here on they have.
+  std::optional<Layout>
+      near_values;  // which of the keys from steps.begin() on they have
+  // The new far spans, and those that wait for their neighbour after the steps: spans
+  // of those that waited before, in the order of time, and then the blocks of the
+  // steps.
+  std::vector<Span> far_spans, waiting;
+  // Each block of each new far span asks with its query. The asking rows are one span
+  // after the other: the spans of new far spans, one for each row, and the rows of
+  // every span.
+  std::vector<Span> asking, far_blocks;
+  // Places of asking rows, block by block, and which of the keys from first_key on they
+  // have.
   int64_t first_key = 0;
-  Tensor value_rows;
-  std::optional<Layout> of_values;
-  // What tokens see: keys from here on, near spans, and far ones, those from before
-  // and the new ones, in the places `far_rows`.
+  Tensor asking_rows;
+  std::optional<Layout> far_values;
+  // What tokens see: keys from first_own on, near spans, and far ones. These are, if
+  // the steps are all there is, the new ones; else those from before and the new ones,
+  // in the places `far_rows`.
   int64_t first_own = 0;
   std::optional<Layout> own, near, far;
   Tensor far_rows;
@@ -182,17 +159,27 @@ class Laid {
     const auto& [first, count, causal, decoding] = steps_;
     const int64_t begin = steps_.begin(), tokens = steps_.tokens(),
                   unit = int64_t{1} << least_;
-    const auto push = [&](Span span) {
-      near_spans.push_back({span.from - begin, std::min(span.to, tokens) - begin});
+    near_spans.resize(static_cast<size_t>((blocks_of(tokens) - steps_.first_block()) *
+                                          near_of_block_));
+    const auto put = [&](int64_t row, Span span) {
+      near_spans[static_cast<size_t>(row)] = {span.from - begin,
+                                              std::min(span.to, tokens) - begin};
     };
     for (int64_t block = begin; block < tokens; block += kBlock) {
-      push({block, block + kBlock});
+      put((block - begin) / kBlock * near_of_block_, {block, block + kBlock});
       for (int64_t place = block + unit; place < block + kBlock; place += unit) {
         if (place > steps_.last_place()) break;
-        push(Mark{place, false}.span());
-        if (!causal) push(Mark{place, true}.span());
+        for (const bool after : {false, true}) {
+          const Mark mark{place, after};
+          if (!after || !causal) put(near_row(mark), mark.span());
+        }
       }
     }
+    near_values.emplace(static_cast<int64_t>(near_spans.size()), tokens - begin,
+                        [&](int64_t row, std::vector<Span>& seen) {
+                          if (row % near_of_block_ > 0)
+                            seen.push_back(near_spans[static_cast<size_t>(row)]);
+                        });
     near.emplace(count, static_cast<int64_t>(near_spans.size()),
                  [&](int64_t query, std::vector<Span>& seen) {
                    each_seen(first + query, least_, kBlockLevel, causal, tokens,
@@ -209,7 +196,14 @@ class Laid {
     });
   }
 
-  void lay_far() {
+  // Where a far span lies: so that what a tile of tokens sees is in few tiles.
+  static auto far_order(const Mark& mark) {
+    constexpr int kLevelsOfTile = 5;
+    return std::tuple((level_of(mark.place) - kBlockLevel) / kLevelsOfTile, mark.place,
+                      mark.after);
+  }
+
+  void lay_far(torch::Device device) {
     const auto& [first, count, causal, decoding] = steps_;
     const int64_t begin = steps_.begin(), last = steps_.last_place();
     const auto waiting_at = [&](int64_t token, const auto& use) {
@@ -226,14 +220,16 @@ class Laid {
         if (!causal) fresh_.push_back({place, true});
       }
     }
+    std::ranges::sort(fresh_, {}, far_order);
     marks.insert(marks.end(), fresh_.begin(), fresh_.end());
 
     std::vector<std::pair<Mark, int64_t>> sorted;
     for (const Mark& mark : marks)
       sorted.emplace_back(mark, static_cast<int64_t>(sorted.size()));
-    std::ranges::sort(sorted);
+    const auto order_of = [](const auto& entry) { return far_order(entry.first); };
+    std::ranges::sort(sorted, {}, order_of);
     const auto place_of = [&](const Mark& mark) {
-      return std::ranges::lower_bound(sorted, std::pair(mark, int64_t{0})) -
+      return std::ranges::lower_bound(sorted, far_order(mark), {}, order_of) -
              sorted.begin();
     };
     far.emplace(count, static_cast<int64_t>(sorted.size()),
@@ -244,43 +240,53 @@ class Laid {
                               seen.push_back({place, place + 1});
                             });
                 });
+    if (!decoding) return;
     std::vector<int64_t> rows, later;
     for (const auto& [mark, row] : sorted) rows.push_back(row);
-    far_rows = tensor_of(rows);
-    if (decoding)
-      waiting_at(steps_.tokens(), [&](const Mark& mark) {
-        later.push_back(rows[static_cast<size_t>(place_of(mark))]);
-      });
-    kept = tensor_of(later);
+    far_rows = tensor_of(rows).to(device);
+    waiting_at(steps_.tokens(), [&](const Mark& mark) {
+      later.push_back(rows[static_cast<size_t>(place_of(mark))]);
+    });
+    kept = tensor_of(later).to(device);
   }
 
-  void lay_values() {
-    const int64_t begin = steps_.begin(), tokens = steps_.tokens();
-    std::vector<Span> keys;  // of every row
-    std::map<int64_t, std::vector<int64_t>> rows_of_block;
-    for (const Span& span : near_spans) {
-      const auto row = static_cast<int64_t>(keys.size());
-      keys.push_back({begin + span.from, begin + span.to});
-      if (row % near_of_block_ > 0)
-        rows_of_block[keys.back().from / kBlock].push_back(row);
-    }
+  void lay_pools() {
+    const int64_t first = steps_.first_block(), end = steps_.blocks();
+    const int waited = std::popcount(static_cast<uint64_t>(first));
+    // Before the steps a span begins or ends where one that waited does: after one for
+    // each bit.
+    const auto row_of = [&](int64_t block) {
+      return block < first ? int64_t{std::popcount(static_cast<uint64_t>(block))}
+                           : waited + std::min(block, end) - first;
+    };
     for (const Mark& mark : fresh_) {
       const auto [from, to] = mark.span();
-      const auto push = [&](int64_t block, int64_t row) {
-        if (block < tokens) rows_of_block[block / kBlock].push_back(row);
-      };
-      if (to - from == kBlock) {
-        const int64_t row = (from - begin) / kBlock * near_of_block_;
-        far_blocks.push_back({row, row + 1});
-        push(from, row);
-        continue;
+      far_spans.push_back({row_of(from / kBlock), row_of(blocks_of(to))});
+    }
+    if (!steps_.decoding) return;
+    int64_t from = 0;
+    for (int level = kAllLevels; level >= 0; --level) {
+      if (!bit(end, level)) continue;
+      const int64_t to = from + (int64_t{1} << level);
+      waiting.push_back({row_of(from), row_of(to)});
+      from = to;
+    }
+  }
+
+  void lay_values(torch::Device device) {
+    const int64_t tokens = steps_.tokens();
+    std::vector<int64_t> blocks;  // of every row
+    std::map<int64_t, std::vector<int64_t>> rows_of_block;
+    for (size_t number = 0; number < fresh_.size(); ++number) {
+      const auto [from, to] = fresh_[number].span();
+      const auto span = static_cast<int64_t>(number);
+      const auto row = static_cast<int64_t>(blocks.size());
+      for (int64_t at = from; at < std::min(to, tokens); at += kBlock) {
+        rows_of_block[at / kBlock].push_back(static_cast<int64_t>(blocks.size()));
+        blocks.push_back(at);
+        asking.push_back({span, span + 1});
       }
-      const auto row = static_cast<int64_t>(keys.size());
-      far_blocks.push_back({row, row + (to - from) / kBlock});
-      for (int64_t block = from; block < to; block += kBlock) {
-        push(block, static_cast<int64_t>(keys.size()));
-        keys.push_back({block, block + kBlock});
-      }
+      far_blocks.push_back({row, static_cast<int64_t>(blocks.size())});
     }
     std::vector<int64_t> places;
     for (const auto& [block, rows] : rows_of_block) {
@@ -288,14 +294,15 @@ class Laid {
       places.insert(places.end(), rows.begin(), rows.end());
     }
     first_key = rows_of_block.empty() ? tokens : rows_of_block.begin()->first * kBlock;
-    value_rows = tensor_of(places);
-    of_values.emplace(static_cast<int64_t>(places.size()), tokens - first_key,
-                      [&](int64_t place, std::vector<Span>& seen) {
-                        const int64_t row = places[static_cast<size_t>(place)];
-                        if (row < 0) return;
-                        const auto [from, to] = keys[static_cast<size_t>(row)];
-                        seen.push_back({from - first_key, to - first_key});
-                      });
+    asking_rows = tensor_of(places).to(torch::kInt).to(device);
+    far_values.emplace(static_cast<int64_t>(places.size()), tokens - first_key,
+                       [&](int64_t place, std::vector<Span>& seen) {
+                         const int64_t row = places[static_cast<size_t>(place)];
+                         if (row < 0) return;
+                         const int64_t from =
+                             blocks[static_cast<size_t>(row)] - first_key;
+                         seen.push_back({from, from + kBlock});
+                       });
   }
 
   Steps steps_;
@@ -325,7 +332,7 @@ class CombinerLogSparse final : public Combiner {
                       .count = q.size(2),
                       .causal = pass.mask.causal,
                       .decoding = pass.state != nullptr};
-    const std::shared_ptr<const Laid> laid = this->laid(steps);
+    const std::shared_ptr<const Laid> laid = this->laid(steps, q.device());
     Tensor all = q;  // of the tokens from steps.begin() on
     if (pass.state) {
       if (pass.state->get("q").defined())
@@ -335,24 +342,25 @@ class CombinerLogSparse final : public Combiner {
     const Source keys = from(source, steps.begin());
     const Tensor real = keys.to.defined() ? keys.to.squeeze(1) > 0 : Tensor();
     const Pools near = near_pools(steps, *laid, all, keys.k, real);
-    const std::vector<Pools> far = far_pools(steps, *laid, near, pass.state);
-    auto [seen_near, seen_far] = summaries(*laid, near, far, source);
+    const Pools far = far_pools(steps, *laid, near, pass.state);
+    Source in_near = keys;
+    in_near.layout = laid->near_values;
+    const Summaries seen_near = pooling().summaries(near.q, near.k, in_near);
+    Summaries seen_far = far_summaries(*laid, far, from(source, laid->first_key));
     if (pass.state) {
       Record& state = pass.state->part("summaries");
       seen_far = seen_far.joined(state);
-      const Tensor kept = laid->kept.to(q.device());
-      state.set("k", seen_far.k.index_select(2, kept));
-      state.set("v", seen_far.v.index_select(2, kept));
-      state.set("valid", seen_far.valid.index_select(1, kept));
+      state.set("k", seen_far.k.index_select(2, laid->kept));
+      state.set("v", seen_far.v.index_select(2, laid->kept));
+      state.set("valid", seen_far.valid.index_select(1, laid->kept));
     }
 
     std::vector<Source> sources = {from(source, laid->first_own),
                                    seen_near.source(*laid->near),
                                    seen_far.source(*laid->far)};
     sources[0].layout = laid->own;
-    sources[2].rows = laid->far_rows.to(q.device());
+    sources[2].rows = laid->far_rows;
     sources[2].rows_once = true;
-    if (!real.defined()) sources[1].to = sources[2].to = Tensor();  // all are valid
     return block_attention(queries, sources, options).out;
   }
 
@@ -364,16 +372,12 @@ class CombinerLogSparse final : public Combiner {
   }
 
   // Of laid.near_spans, by queries and keys from steps.begin() on and which of these
-  // are `real` [B, n], undefined: all. The counts are of far blocks, and left out where
-  // nothing asks for them.
+  // are `real` [B, n], undefined: all. The counts are of blocks that can be in far
+  // spans, and left out where nothing asks for them.
   Pools near_pools(const Steps& steps, const Laid& laid, const Tensor& q,
                    const Tensor& k, const Tensor& real) const {
-    const auto pooled = [&](const Tensor& x) {
-      const Tensor keep = real.defined() ? real.unsqueeze(1) : real;
-      return pool_spans({.x = x, .keep = keep}, laid.near_spans, pooling().how()).out;
-    };
-    Pools pools{.q = pooled(pooling().of_queries(q)),
-                .k = pooled(pooling().of_keys(k))};
+    Pools pools{.q = pooling().pooled(pooling().of_queries(q), real, laid.near_spans),
+                .k = pooling().pooled(pooling().of_keys(k), real, laid.near_spans)};
     if (!real.defined() && !steps.decoding && pooling().how() == Pooling::max)
       return pools;
     const auto whole = q.options().dtype(torch::kLong);
@@ -387,85 +391,80 @@ class CombinerLogSparse final : public Combiner {
     return pools;
   }
 
-  // Of the new far spans, level by level. The state has the pools of those that wait
-  // for their neighbour, one for every bit of the number of blocks.
-  std::vector<Pools> far_pools(const Steps& steps, const Laid& laid, const Pools& near,
-                               Record* state) const {
-    const int64_t first = steps.first_block(), last = steps.last_place() / kBlock;
-    Pools waiting;
-    if (state && state->part("pools").get("q").defined()) {
-      const Record& held = state->part("pools");
-      waiting = {.q = held.get("q"), .k = held.get("k"), .count = held.get("count")};
-    }
-    const auto waits_at = [&](int level) {  // among `waiting`
-      return std::popcount(static_cast<uint64_t>(first & ((int64_t{1} << level) - 1)));
-    };
+  // Of the new far spans. The state has the pools of those that wait for their
+  // neighbour, one for every bit of the number of blocks.
+  Pools far_pools(const Steps& steps, const Laid& laid, const Pools& near,
+                  Record* state) const {
+    const int64_t each = laid.near_of_block(),
+                  blocks = steps.blocks() - steps.first_block();
     const auto of_blocks = [&](const Tensor& x) {
-      const int64_t each = laid.near_of_block();
-      return sums(x.slice(2, 0, (steps.blocks() - first) * each, each), near.count);
+      return sums(x.slice(2, 0, blocks * each, each), near.count);
     };
-    Pools now{.q = of_blocks(near.q), .k = of_blocks(near.k), .count = near.count};
-    std::vector<Pools> spans, kept = {now.slice(0, 0)};
-    int level = 0;
-    for (; last >> level > 0 && now.size() > 0; ++level) {
-      const bool waited = bit(first, level);
-      if (waited) {
-        const int64_t at = waits_at(level);
-        now = Pools::joined({waiting.slice(at, at + 1), now});
-      }
-      const int64_t begin = (first >> level) - waited, end = last >> level;
-      spans.push_back(steps.causal ? now.slice(waited ? 2 : 0, end - begin, 2)
-                                   : now.slice(0, (end + 1) / 2 * 2));
-      if (bit(steps.blocks(), level))
-        kept.push_back(now.slice(now.size() - 1, now.size()));
-      now = now.of_pairs(pooling().how(), /*with_last=*/!steps.causal);
-    }
+    Pools rows{.q = of_blocks(near.q), .k = of_blocks(near.k), .count = near.count};
+    std::vector<Span> spans = laid.far_spans;
     if (state) {
-      if (waiting.q.defined())
-        kept.push_back(waiting.slice(waits_at(level), waiting.size()));
-      const Pools all = Pools::joined(kept);
-      Record& held = state->part("pools");
-      held.set("q", all.q);
-      held.set("k", all.k);
-      held.set("count", all.count);
+      if (const Record& held = state->part("pools"); held.get("q").defined())
+        rows = {.q = torch::cat({held.get("q"), rows.q}, 2),
+                .k = torch::cat({held.get("k"), rows.k}, 2),
+                .count = torch::cat({held.get("count"), rows.count}, 1)};
+      spans.insert(spans.end(), laid.waiting.begin(), laid.waiting.end());
     }
-    return spans;
+    const auto together = [&](const Tensor& x) {
+      const PoolInputs inputs{
+          .x = x,
+          .keep = rows.count.defined() ? (rows.count > 0).unsqueeze(1) : Tensor()};
+      return pool_spans(
+                 inputs, spans,
+                 pooling().how() == Pooling::mean ? Pooling::sum : pooling().how())
+          .out;
+    };
+    Pools far{.q = together(rows.q), .k = together(rows.k)};
+    if (rows.count.defined()) {
+      const Tensor until =
+          torch::constant_pad_nd(rows.count.cumsum(1), {1, 0});  // of the rows before
+      std::vector<int64_t> begins, ends;
+      for (const auto& [from, to] : spans) {
+        begins.push_back(from);
+        ends.push_back(to);
+      }
+      const auto at = [&](const std::vector<int64_t>& places) {
+        return until.index_select(1, tensor_of(places).to(until.device()));
+      };
+      far.count = at(ends) - at(begins);
+    }
+    if (!state) return far;
+    const auto fresh = static_cast<int64_t>(laid.far_spans.size());
+    const auto all = static_cast<int64_t>(spans.size());
+    const Pools waiting = far.slice(fresh, all);
+    Record& held = state->part("pools");
+    held.set("q", waiting.q);
+    held.set("k", waiting.k);
+    held.set("count", waiting.count);
+    return far.slice(0, fresh);
   }
 
-  // Of near spans and of new far ones. Where `tokens` has no padding all are valid.
-  std::pair<Summaries, Summaries> summaries(const Laid& laid, const Pools& near,
-                                            const std::vector<Pools>& far,
-                                            const Source& tokens) const {
-    const auto type = near.q.scalar_type();
-    const int64_t heads = near.q.size(1), near_count = near.size();
-    std::vector<Tensor> asking = {near.q}, far_k = {near.k.slice(2, 0, 0)};
-    for (size_t level = 0; level < far.size(); ++level) {
-      const Pools& pools = far[level];
-      far_k.push_back(of_sums(pools.k, pools.count, type));
-      if (level == 0) continue;  // those are blocks, and among the near ones
-      const Tensor q = of_sums(pools.q, pools.count, type).unsqueeze(3);
-      auto shape = q.sizes().vec();
-      shape[3] = int64_t{1} << level;
-      asking.push_back(spread(q, shape).flatten(2, 3));
-    }
-    Source keys = from(tokens, laid.first_key);
-    keys.layout = laid.of_values;
-    const Attended values = block_attention(
-        {.q = torch::cat(asking, 2), .rows = laid.value_rows.to(near.q.device())},
-        {keys});
+  // Of new far spans, by the tokens from laid.first_key on. Where `tokens` has no
+  // padding all are valid.
+  Summaries far_summaries(const Laid& laid, const Pools& far, Source tokens) const {
+    const auto type = tokens.k.scalar_type();
+    const Tensor asking =
+        pool_spans({.x = of_sums(far.q, far.count, type)}, laid.asking, Pooling::sum)
+            .out;
+    const bool is_padded = tokens.to.defined();
+    tokens.layout = laid.far_values;
+    const Attended values =
+        block_attention({.q = asking, .rows = laid.asking_rows}, {tokens});
     const auto is_valid = [](const Tensor& lse) {
       return lse.detach() > -std::numeric_limits<double>::infinity();
     };
-    const Tensor valid = is_valid(values.lse);
     const Pooled of_blocks =
-        pool_spans({.x = values.out, .keep = valid, .scores = values.lse},
+        pool_spans({.x = values.out,
+                    .keep = is_padded ? is_valid(values.lse) : Tensor(),
+                    .scores = values.lse},
                    laid.far_blocks, Pooling::softmax);
-    return {{.k = for_heads(near.k, heads),
-             .v = values.out.slice(2, 0, near_count),
-             .valid = valid.select(1, 0).slice(1, 0, near_count)},
-            {.k = for_heads(torch::cat(far_k, 2), heads),
-             .v = of_blocks.out,
-             .valid = is_valid(of_blocks.lse.select(1, 0))}};
+    return {.k = for_heads(of_sums(far.k, far.count, type), asking.size(1)),
+            .v = of_blocks.out,
+            .valid = is_padded ? is_valid(of_blocks.lse.select(1, 0)) : Tensor()};
   }
 
   // What is pooled of spans of `count` tokens, as it is put together: means as sums.
@@ -481,19 +480,9 @@ class CombinerLogSparse final : public Combiner {
     return (x / tokens.unsqueeze(1).unsqueeze(3)).to(type);
   }
 
-  std::shared_ptr<const Laid> laid(const Steps& steps) {
-    if (steps.decoding) return std::make_shared<const Laid>(steps, least_);
-    constexpr size_t kMost = 8;
-    const std::lock_guard lock(mutex_);
-    const auto found =
-        std::ranges::find(known_, steps, [](const auto& entry) { return entry.first; });
-    if (found != known_.end()) {
-      known_.splice(known_.begin(), known_, found);
-    } else {
-      known_.emplace_front(steps, std::make_shared<const Laid>(steps, least_));
-      if (known_.size() > kMost) known_.pop_back();
-    }
-    return known_.front().second;
+  std::shared_ptr<const Laid> laid(const Steps& steps, torch::Device device) {
+    if (steps.decoding) return std::make_shared<const Laid>(steps, least_, device);
+    return laid_.get({steps, device}, [&] { return Laid(steps, least_, device); });
   }
 
   std::vector<Plan> plans(int64_t tokens, bool causal) const override {
@@ -517,9 +506,7 @@ class CombinerLogSparse final : public Combiner {
   }
 
   int least_;  // the level of the least spans that have a summary
-  std::mutex mutex_;
-  // The last used is the first.
-  std::list<std::pair<Steps, std::shared_ptr<const Laid>>> known_;
+  Kept<std::pair<Steps, torch::Device>, Laid> laid_;
 };
 
 constexpr Setting kSettings[] = {kSummary};

@@ -17,6 +17,14 @@ namespace longspan::cli {
 
 using torch::Tensor;
 
+std::string refusal(const Mechanism& mechanism, const AttentionSetup& setup) {
+  if (setup.causal && mechanism.can.causal == Causal::never)
+    return "has no causal form; leave out --causal";
+  if (!setup.causal && mechanism.can.causal == Causal::always)
+    return "has only a causal form; give --causal";
+  return "";
+}
+
 AttentionLayer::AttentionLayer(const Mechanism& mechanism, const Value::Map& settings,
                                Form form, int64_t length, const AttentionSetup& setup,
                                int64_t blocks)

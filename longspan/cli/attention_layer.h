@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <torch/types.h>
@@ -23,6 +24,9 @@ struct AttentionSetup {
   torch::Device device = torch::kCPU;
   torch::Dtype type = torch::kFloat;
 };
+
+// Why a mechanism cannot be measured so at all; "" if it can.
+std::string refusal(const Mechanism& mechanism, const AttentionSetup& setup);
 
 // What is run: an Attention on heads; a Mixer, or an Attention between its projections,
 // on tokens; a Stack, or dense attention in as many blocks as one runs.
@@ -46,6 +50,7 @@ class AttentionLayer {
   int64_t peak_bytes() const { return peak_bytes_; }
   double forward_flops() const { return flops_; }
   int64_t blocks() const { return blocks_; }  // that a pass goes through
+  torch::Device device() const { return setup_.device; }
 
  private:
   void make_heads(const Value::Map& settings, const Sizes& sizes);

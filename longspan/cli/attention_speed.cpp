@@ -42,6 +42,22 @@ std::optional<double> exponent(const std::vector<std::pair<double, double>>& poi
 
 }  // namespace
 
+Spent timed(AttentionLayer& layer, int64_t turns) {
+  keep_memory(layer.peak_bytes(), layer.device());
+  const auto nothing = [] {};
+  return layer.of_one_pass(interleaved([&] { layer.turn(); }, nothing, turns).ours);
+}
+
+Interleaved timed(AttentionLayer& ours, AttentionLayer& theirs, int64_t turns) {
+  keep_memory(ours.peak_bytes() + theirs.peak_bytes(), ours.device());
+  const Interleaved times =
+      interleaved([&] { ours.turn(); }, [&] { theirs.turn(); }, turns);
+  const double scale = static_cast<double>(ours.passes()) / theirs.passes();
+  return {.ours = ours.of_one_pass(times.ours),
+          .theirs = theirs.of_one_pass(times.theirs),
+          .ratio = {scale * times.ratio.wall, scale * times.ratio.cpu}};
+}
+
 AttentionBench::AttentionBench(const Mechanism& mechanism, Value::Map settings,
                                const AttentionSetup& setup, const Turns& turns)
     : mechanism_(mechanism),
@@ -55,13 +71,6 @@ AttentionLayer AttentionBench::layer(int64_t length) const {
 
 AttentionLayer AttentionBench::dense_layer(int64_t length, int64_t blocks) const {
   return {catalogue::dense, {}, form_of(mechanism_), length, setup_, blocks};
-}
-
-Spent AttentionBench::timed(AttentionLayer& layer) const {
-  keep_memory(layer.peak_bytes(), setup_.device);
-  const auto nothing = [] {};
-  return layer.of_one_pass(
-      interleaved([&] { layer.turn(); }, nothing, turns_.count).ours);
 }
 
 AttentionSpeed AttentionBench::measured(int64_t length) {
@@ -78,21 +87,18 @@ AttentionSpeed AttentionBench::measured(int64_t length) {
   AttentionLayer ours = layer(length);
   speed.peak_bytes = ours.peak_bytes();
   if (is_dense) {
-    speed.ours = speed.dense = timed(ours);
+    speed.ours = speed.dense = timed(ours, turns_.count);
     speed.dense_peak_bytes = speed.peak_bytes;
     speed.ratio = {1, 1};
   } else if (with_dense) {
     AttentionLayer dense = dense_layer(length, ours.blocks());
     speed.dense_peak_bytes = dense.peak_bytes();
-    keep_memory(speed.peak_bytes + speed.dense_peak_bytes, setup_.device);
-    const Interleaved times =
-        interleaved([&] { ours.turn(); }, [&] { dense.turn(); }, turns_.count);
-    const double scale = static_cast<double>(ours.passes()) / dense.passes();
-    speed.ours = ours.of_one_pass(times.ours);
-    speed.dense = dense.of_one_pass(times.theirs);
-    speed.ratio = {scale * times.ratio.wall, scale * times.ratio.cpu};
+    const Interleaved times = timed(ours, dense, turns_.count);
+    speed.ours = times.ours;
+    speed.dense = times.theirs;
+    speed.ratio = times.ratio;
   } else {
-    speed.ours = timed(ours);
+    speed.ours = timed(ours, turns_.count);
     extrapolate_dense(speed, ours.blocks());
     speed.ratio = {speed.dense.wall / speed.ours.wall,
                    speed.dense.cpu / speed.ours.cpu};
@@ -109,7 +115,7 @@ void AttentionBench::extrapolate_dense(AttentionSpeed& speed, int64_t blocks) {
   if (length == 0) {
     AttentionLayer dense = dense_layer(turns_.dense_until, blocks);
     length = turns_.dense_until;
-    spent = timed(dense);
+    spent = timed(dense, turns_.count);
   }
   const double longer = static_cast<double>(speed.length) / static_cast<double>(length);
   speed.dense = {longer * longer * spent.wall, longer * longer * spent.cpu};

@@ -30,6 +30,10 @@ struct Turns {
   int64_t dense_until = 16384;
 };
 
+// Medians over `turns`; memory that the passes need is kept.
+Spent timed(AttentionLayer& layer, int64_t turns);
+Interleaved timed(AttentionLayer& ours, AttentionLayer& theirs, int64_t turns);
+
 // Measures an Attention on q, k and v beside dense attention on such, a Mixer on x
 // beside dense attention between projections, a Stack beside as many blocks of dense
 // attention as it runs.
@@ -44,8 +48,6 @@ class AttentionBench {
  private:
   AttentionLayer layer(int64_t length) const;
   AttentionLayer dense_layer(int64_t length, int64_t blocks) const;
-  // The medians of `layer` alone.
-  Spent timed(AttentionLayer& layer) const;
   void extrapolate_dense(AttentionSpeed& speed, int64_t blocks);
 
   const Mechanism& mechanism_;

@@ -1,16 +1,15 @@
 // Mechanisms beside dense attention, over sequences of several lengths.
 
-#include <filesystem>
 #include <memory>
 #include <set>
 
 #include <c10/util/Exception.h>
 
 #include "longspan/base/whole_file.h"
+#include "longspan/cli/arguments.h"
 #include "longspan/cli/attention_report.h"
 #include "longspan/cli/commands.h"
 #include "longspan/cli/device.h"
-#include "longspan/cli/value_list.h"
 
 namespace longspan::cli {
 namespace {
@@ -35,22 +34,6 @@ std::vector<Candidate> candidates(const AttentionOptions& options) {
     found.push_back({row, given, complete.values()});
   }
   return found;
-}
-
-// Why a mechanism cannot be measured at all; "" if it can.
-std::string refusal(const Mechanism& mechanism, const AttentionSetup& setup) {
-  if (setup.causal && mechanism.can.causal == Causal::never)
-    return "has no causal form; leave out --causal";
-  if (!setup.causal && mechanism.can.causal == Causal::always)
-    return "has only a causal form; give --causal";
-  return "";
-}
-
-// Fails now rather than after the measurements.
-void check_writable(const std::string& path) {
-  require(!std::filesystem::is_directory(path), "cannot write ", path,
-          ": Is a directory");
-  const WholeFile never_committed(path);
 }
 
 void measure(Candidate& candidate, const std::set<int64_t>& lengths,

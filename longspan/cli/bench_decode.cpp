@@ -11,9 +11,9 @@
 #include <nlohmann/json.hpp>
 
 #include "longspan/base/interleaved.h"
+#include "longspan/cli/arguments.h"
 #include "longspan/cli/commands.h"
 #include "longspan/cli/device.h"
-#include "longspan/cli/value_list.h"
 #include "longspan/models/language_model.h"
 
 namespace longspan::cli {

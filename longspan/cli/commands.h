@@ -28,6 +28,7 @@ void add_predict(CLI::App& program);
 void add_generate(CLI::App& program);
 void add_arena(CLI::App& program);
 void add_bench(CLI::App& program);
+void add_paper(CLI::App& program);
 void add_bench_kernels(CLI::App& bench);
 void add_bench_attention(CLI::App& bench);
 void add_bench_decode(CLI::App& bench);

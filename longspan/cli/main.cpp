@@ -75,6 +75,7 @@ int run(int count, char** words) {
   add_generate(program);
   add_arena(program);
   add_bench(program);
+  add_paper(program);
   try {
     program.parse(count, words);
   } catch (const CLI::Success& done) {  // --help and --version

@@ -154,6 +154,14 @@ Pooled pool_spans(const PoolInputs& inputs, const std::vector<Span>& spans,
   return pool(inputs, as_tensor(spans), how);
 }
 
+Tensor largest_places(const PoolInputs& inputs, const std::vector<Span>& spans) {
+  check(inputs, spans, Pooling::max);
+  require(has_kernels_for(inputs.x), "pooling: there are no kernels for ",
+          inputs.x.toString(), " tensors");
+  const torch::NoGradGuard without_gradients;
+  return largest(inputs, {as_tensor(spans)}, /*with_place=*/true).place;
+}
+
 Pooled pool_prefixes(const PoolInputs& inputs, int64_t segment, Pooling how) {
   check(inputs, segment, how);
   if (!has_kernels_for(inputs.x)) return pool_prefixes_reference(inputs, segment, how);

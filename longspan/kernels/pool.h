@@ -44,6 +44,10 @@ std::vector<Span> equal_spans(int64_t length, int64_t size, int64_t stride);
 Pooled pool_spans(const PoolInputs& inputs, const std::vector<Span>& spans,
                   Pooling how);
 
+// The token that the largest of every span is of, column by column and the first of
+// equal ones: [B, H, G, d] int, -1 where there is nothing.
+torch::Tensor largest_places(const PoolInputs& inputs, const std::vector<Span>& spans);
+
 // out[i] pools the tokens from the first of i's segment up to i itself; segments are of
 // `segment` tokens, the last perhaps shorter; 0: all tokens are one segment. O(N d),
 // on CUDA perhaps in two passes. As above in all else.

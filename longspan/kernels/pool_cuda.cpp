@@ -1,6 +1,10 @@
 #include "longspan/kernels/pool_cuda.h"
 
 #include <algorithm>
+#include <list>
+#include <mutex>
+
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "longspan/kernels/cuda/launch.h"
 #include "longspan/kernels/cuda/pool.h"
@@ -61,6 +65,62 @@ bool are_equal(const cuda::Spans& given, const int64_t* ends, int64_t tokens) {
   return true;
 }
 
+// Spans in device memory, kept for calls with the same: those of a layer are the same
+// in every pass. By a pointer that is never freed: when a program ends the device may
+// be gone.
+class KeptSpans {
+ public:
+  static KeptSpans& all() {
+    static auto* const kept = new KeptSpans;
+    return *kept;
+  }
+
+  // make() gives what is not there yet.
+  template <class Make>
+  Tensor get(const torch::Device& device, const Tensor& spans, int64_t tokens,
+             bool for_gradients, const Make& make) {
+    // Memory belongs to the stream it was made on.
+    const Key key{c10::impl::VirtualGuardImpl(device.type()).getStream(device), tokens,
+                  for_gradients};
+    const auto is_same = [&](const Entry& one) {
+      return one.key == key && one.spans.size(0) == spans.size(0) &&
+             std::equal(spans.data_ptr<int64_t>(),
+                        spans.data_ptr<int64_t>() + spans.numel(),
+                        one.spans.data_ptr<int64_t>());
+    };
+    const std::lock_guard lock(mutex_);
+    const auto found = std::ranges::find_if(all_, is_same);
+    if (found != all_.end()) {
+      all_.splice(all_.begin(), all_, found);
+    } else {
+      all_.push_front({key, spans, make()});
+      if (all_.size() > kMost) all_.pop_back();
+    }
+    return all_.front().memory;
+  }
+
+ private:
+  static constexpr size_t kMost = 64;
+
+  struct Key {
+    c10::Stream stream;
+    int64_t tokens;
+    bool for_gradients;
+
+    bool operator==(const Key& other) const {
+      return stream == other.stream && tokens == other.tokens &&
+             for_gradients == other.for_gradients;
+    }
+  };
+  struct Entry {
+    Key key;
+    Tensor spans, memory;
+  };
+
+  std::mutex mutex_;
+  std::list<Entry> all_;  // the last used first
+};
+
 DeviceSpans spans_on(const torch::Device& device, const Tensor& spans, int64_t tokens,
                      bool for_gradients) {
   const int64_t count = spans.size(0);
@@ -74,19 +134,21 @@ DeviceSpans spans_on(const torch::Device& device, const Tensor& spans, int64_t t
   result.given.stride = count > 1 ? ends[2] : 1;
   if (are_equal(result.given, ends, tokens)) return result;
 
-  std::vector<int64_t> all(ends, ends + 2 * count);
-  int64_t starts = 0, which = 0;
-  if (for_gradients) {
-    const SpansOfBlocks blocks(spans, tokens);
-    starts = static_cast<int64_t>(all.size());
-    all.insert(all.end(), blocks.begins().begin(), blocks.begins().end());
-    which = static_cast<int64_t>(all.size());
-    all.insert(all.end(), blocks.spans().begin(), blocks.spans().end());
-  }
-  const Tensor ints = torch::empty({static_cast<int64_t>(all.size())}, torch::kInt);
-  std::ranges::transform(all, ints.data_ptr<int32_t>(),
-                         [](int64_t x) { return static_cast<int32_t>(x); });
-  result.memory = ints.to(device, /*non_blocking=*/true);
+  // The spans, then where those of each block begin, then which they are.
+  const int64_t starts = 2 * count, which = starts + parts_of(tokens, kSpanBlock) + 1;
+  result.memory = KeptSpans::all().get(device, spans, tokens, for_gradients, [&] {
+    std::vector<int64_t> all(ends, ends + 2 * count);
+    if (for_gradients) {
+      const SpansOfBlocks blocks(spans, tokens);
+      all.insert(all.end(), blocks.begins().begin(), blocks.begins().end());
+      TORCH_INTERNAL_ASSERT(static_cast<int64_t>(all.size()) == which);
+      all.insert(all.end(), blocks.spans().begin(), blocks.spans().end());
+    }
+    const Tensor ints = torch::empty({static_cast<int64_t>(all.size())}, torch::kInt);
+    std::ranges::transform(all, ints.data_ptr<int32_t>(),
+                           [](int64_t x) { return static_cast<int32_t>(x); });
+    return ints.to(device, /*non_blocking=*/true);
+  });
   const auto* const data = result.memory.data_ptr<int32_t>();
   result.given.ends = data;
   if (for_gradients) {

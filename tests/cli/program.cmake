@@ -187,6 +187,35 @@ if(NOT picture MATCHES "^<svg .*>milliseconds</text>.*>128</text>.*\"hollow\".*>
   message(SEND_ERROR "bench attention --plot drew:\n${picture}")
 endif()
 
+# Figures and tables of papers, beside what was printed.
+expect(0 "combiner-figure3.*wide-table8.*lra" "^$" paper --help)
+set(figure paper combiner-figure3 --lengths 32,64 --batch 1 --heads 2 --head-width 16 --span 16
+    --turns 1 --threads 1)
+expect(0 "^forward; batch 1, [^\n]*of 16 tokens\n.*\ndense [^\n]*\n.*\nMB beside .*\ntimes of the sparse pattern .*\ncombiner_fixed [^\n]* / sparse_fixed [^\n]*(within|beyond) 1.3\n" "^$"
+       ${figure} --dense-until 32)
+expect(0 "\nbigbird: has no causal form; leave out --causal\n$" "^$" ${figure} --causal)
+execute_process(COMMAND ${PROGRAM} ${figure} --json OUTPUT_VARIABLE lines
+                COMMAND_ERROR_IS_FATAL ANY)
+string(REGEX MATCH "{[^\n]*\"combiner_logsparse\"[^\n]*}" line "${lines}")
+expect_fields("paper combiner-figure3 --json" "${line}" mechanism:STRING sparse:STRING
+              cells:ARRAY time_exponent:NUMBER memory_exponent:NUMBER most_ratio:NUMBER
+              most_exponent:NUMBER)
+string(JSON cell GET "${line}" cells 1)
+expect_fields("paper combiner-figure3 --json" "${cell}" length:NUMBER seconds:NUMBER
+              cpu_seconds:NUMBER peak_bytes:NUMBER ratio:NUMBER cpu_ratio:NUMBER)
+expect(0 "\nmatching +Transformer +12.4 +13 +0.9[0-9] +7.9 +8 +0.9[0-9] [^\n]*\n4 of 4 sizes " "^$"
+       paper wide-table8 --tasks matching --mechanisms Synthesizer,Transformer)
+execute_process(COMMAND ${PROGRAM} paper wide-table8 --tasks imdb-byte --mechanisms Sinkhorn --json
+                OUTPUT_VARIABLE lines COMMAND_ERROR_IS_FATAL ANY)
+string(REGEX MATCH "^{[^\n]*}" line "${lines}")
+expect_fields("paper wide-table8 --json" "${line}" mechanism:STRING task:STRING shape:STRING
+              layers:NUMBER heads:NUMBER unit:STRING ours:NUMBER published:NUMBER ratio:NUMBER)
+execute_process(COMMAND ${PROGRAM} paper lra --json OUTPUT_VARIABLE lines
+                COMMAND_ERROR_IS_FATAL ANY)
+string(REGEX MATCH "^{[^\n]*}" line "${lines}")
+expect_fields("paper lra --json" "${line}" mechanism:STRING task:STRING unit:STRING ours:NULL
+              published:NUMBER runs:ARRAY)
+
 execute_process(COMMAND ${PROGRAM} list --json OUTPUT_VARIABLE json
                 COMMAND_ERROR_IS_FATAL ANY)
 string(JSON row GET "${json}" 0)

@@ -368,6 +368,18 @@ TEST(Pool, GivesTheGradientOfMaxToTheFirstOfEqualLargest) {
   }
 }
 
+TEST(LargestPlaces, AreThoseOfTheFirstOfEqualLargest) {
+  const Tensor x = torch::tensor({3.F, 1.F, 7.F, 1.F, 7.F, 2.F, 5.F, 2.F, 9.F, 9.F})
+                       .view({1, 1, 5, 2});
+  const Tensor keep = torch::tensor({true, true, true, true, false}).view({1, 1, 5});
+  const std::vector<Span> spans = {{0, 3}, {1, 5}, {2, 2}, {4, 5}};
+  const Tensor expected = torch::tensor({1, 2, 1, 2, -1, -1, -1, -1}, torch::kInt);
+  EXPECT_TRUE(largest_places({.x = x, .keep = keep}, spans)
+                  .equal(expected.view({1, 1, 4, 2})));
+  EXPECT_TRUE(largest_places({.x = x}, {{3, 5}})
+                  .equal(torch::tensor({4, 4}, torch::kInt).view({1, 1, 1, 2})));
+}
+
 TEST(Pool, IsNanFromTheFirstNanOn) {
   for (const auto how : kEvery)
     for (const auto& way : ways(90, how)) {

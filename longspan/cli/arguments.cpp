@@ -1,8 +1,10 @@
-#include "longspan/cli/value_list.h"
+#include "longspan/cli/arguments.h"
 
+#include <filesystem>
 #include <optional>
 
 #include "longspan/base/error.h"
+#include "longspan/base/whole_file.h"
 
 namespace longspan::cli {
 
@@ -30,6 +32,12 @@ std::set<int64_t> lengths_of(const std::string& option, const std::string& text)
     found.insert(*length);
   }
   return found;
+}
+
+void check_writable(const std::string& path) {
+  require(!std::filesystem::is_directory(path), "cannot write ", path,
+          ": Is a directory");
+  const WholeFile never_committed(path);
 }
 
 }  // namespace longspan::cli
