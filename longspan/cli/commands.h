@@ -26,6 +26,8 @@ void add_train(CLI::App& program);
 void add_eval(CLI::App& program);
 void add_predict(CLI::App& program);
 void add_arena(CLI::App& program);
+void add_report(CLI::App& program);
+void add_explain(CLI::App& program);
 void add_bench(CLI::App& program);
 void add_bench_kernels(CLI::App& bench);
 void add_bench_attention(CLI::App& bench);

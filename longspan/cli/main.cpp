@@ -73,6 +73,8 @@ int run(int count, char** words) {
   add_eval(program);
   add_predict(program);
   add_arena(program);
+  add_report(program);
+  add_explain(program);
   add_bench(program);
   try {
     program.parse(count, words);
