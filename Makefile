@@ -6,14 +6,17 @@ longspan = build/release/longspan
 
 .PHONY: demo test configure packages
 
-# Makes data, trains on it for little more than a minute, and judges the best of the training.
+# Makes data, trains ten small models on it side by side for about two minutes, and writes a
+# report of them.
 demo: configure
 	cmake --build --preset release --target longspan_program
 	rm -rf build/demo
-	$(longspan) data listops --out build/demo/listops --train 90000 --valid 1000 --test 2000 \
+	$(longspan) data listops --out build/demo/listops --train 60000 --valid 1000 --test 2000 \
 	  --min-length 10 --max-length 60
-	$(longspan) train -c configs/demo.yaml --data build/demo/listops --out build/demo/run
-	$(longspan) eval build/demo/run
+	$(longspan) arena -c configs/demo.yaml -c configs/demo-arena.yaml --data build/demo/listops \
+	  --out build/demo/arena
+	$(longspan) explain build/demo/arena/dense-wide/seed-1 "[MAX 2 9 [MIN 4 7 ] 0 ]" \
+	  --out build/demo/arena/explained.html
 
 test: configure
 	cmake --build --preset release

@@ -1,5 +1,6 @@
 #include "longspan/attention/mechanism.h"
 
+#include "longspan/attention/attention_watch.h"
 #include "longspan/attention/rotary.h"
 #include "longspan/base/error.h"
 #include "longspan/base/shapes.h"
@@ -217,8 +218,10 @@ Tensor Attention::forward(const Tensor& q, const Tensor& k, const Tensor& v,
   check_heads(mechanism(), q, k, v, pass);
   const Tensor& sized = q.defined() ? q : v;
   check_pass(pass, sized.size(0), sized.size(2));
-  return without_padding(guarded(pass, [&] { return run(q, k, v, pass); }),
-                         pass.mask.tokens);
+  return AttentionWatch::watched(*this, q, k, v, pass, [&] {
+    return without_padding(guarded(pass, [&] { return run(q, k, v, pass); }),
+                           pass.mask.tokens);
+  });
 }
 
 Tensor Attention::reference(const Tensor& q, const Tensor& k, const Tensor& v,

@@ -11,6 +11,8 @@
 #include <ATen/Parallel.h>
 
 namespace longspan::cli {
+
+using report::Axis, report::Panel, report::Scale, report::Series;
 namespace {
 
 using nlohmann::ordered_json;
@@ -194,8 +196,8 @@ void AttentionReport::growth(const Candidate& candidate) const {
   std::cout << std::defaultfloat << std::endl;
 }
 
-Chart attention_chart(const AttentionSetup& setup,
-                      const std::vector<Candidate>& candidates) {
+report::Chart attention_chart(const AttentionSetup& setup,
+                              const std::vector<Candidate>& candidates) {
   std::set<double> lengths;
   std::vector<Series> times, bytes;
   std::map<std::string, std::map<int64_t, AttentionSpeed>> dense;  // by name, length

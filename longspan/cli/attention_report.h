@@ -11,7 +11,7 @@
 #include "longspan/attention/mechanism.h"
 #include "longspan/cli/attention_layer.h"
 #include "longspan/cli/attention_speed.h"
-#include "longspan/cli/chart.h"
+#include "longspan/report/chart.h"
 
 namespace longspan::cli {
 
@@ -54,7 +54,7 @@ class AttentionReport {
 };
 
 // Time and memory over length.
-Chart attention_chart(const AttentionSetup& setup,
-                      const std::vector<Candidate>& candidates);
+report::Chart attention_chart(const AttentionSetup& setup,
+                              const std::vector<Candidate>& candidates);
 
 }  // namespace longspan::cli

@@ -1,16 +1,12 @@
-#include <cmath>
 #include <iomanip>
 #include <iostream>
 #include <memory>
-#include <numeric>
 
-#include <torch/cuda.h>
 #include <nlohmann/json.hpp>
 
-#include "longspan/base/interleaved.h"
-#include "longspan/base/memory.h"
 #include "longspan/cli/commands.h"
 #include "longspan/cli/experiment_options.h"
+#include "longspan/train/timing.h"
 
 namespace longspan::cli {
 namespace {
@@ -20,57 +16,21 @@ struct BenchOptions {
   bool json = false;
 };
 
-struct Timing {
-  double mean = 0, deviation = 0;  // in seconds
-  int64_t peak_bytes = 0;
-};
-
-template <class Work>
-Timing measured(int64_t repeat, torch::Device device, Work work) {
-  const auto wait = [&] {
-    if (device.is_cuda()) torch::cuda::synchronize();
-  };
-  work();  // warm
-  wait();
-  const PeakBytes peak(device);
-  std::vector<double> seconds;
-  for (int64_t i = 0; i < repeat; ++i) {
-    const Spent spent = spent_on([&] {
-      work();
-      wait();
-    });
-    seconds.push_back(spent.wall);
-  }
-  const auto count = static_cast<double>(repeat);
-  const double mean = std::accumulate(seconds.begin(), seconds.end(), 0.0) / count;
-  double square = 0;
-  for (const double one : seconds) square += (one - mean) * (one - mean);
-  return {mean, std::sqrt(square / std::max(1.0, count - 1)), peak.total()};
-}
-
 void bench_model(const Experiment& experiment, const BenchOptions& options) {
   Experiment one = experiment;
   if (options.length > 0) one.task.longest = options.length;
   const Task task = outline_task(one.task);
   const auto model = make_model(one, task);
   const torch::Device device = device_of(one.train);
-  const int64_t batch = options.batch > 0 ? options.batch : device.is_cuda() ? 32 : 1;
-  const int64_t length = task.longest;
   torch::manual_seed(static_cast<uint64_t>(one.train.seed));
+  model.module().eval();
+  const auto [forward, passes, batch, length, flops] =
+      latency(model, task, device, {.passes = options.repeat, .batch = options.batch});
   const auto drawn_batch = [&](int64_t examples) {
     return random_batch(task, examples, length).to(device);
   };
-  const int64_t flops = forward_flops(model, task, length, device);
 
   const auto objective = model.objective(task);
-  model.module().eval();
-  const Batch input = drawn_batch(batch);
-  const Timing forward = measured(options.repeat, device, [&] {
-    const torch::NoGradGuard without_gradients;
-    Pass pass;
-    objective->evaluate(input, pass);
-  });
-
   model.module().train();
   AdamW optimizer(named_parameters(model.module()), one.train.adamw);
   const int64_t whole = one.train.batch;
@@ -79,7 +39,7 @@ void bench_model(const Experiment& experiment, const BenchOptions& options) {
   for (int64_t first = 0; first < whole; first += micro)
     parts.push_back(drawn_batch(std::min(micro, whole - first)));
   uint64_t step = 0;
-  const Timing training = measured(options.steps, device, [&] {
+  const Timing training = timed(options.steps, device, [&] {
     model.module().zero_grad();
     for (const Batch& part : parts) {
       Pass pass;

@@ -76,7 +76,7 @@ void bench_attention(AttentionOptions options) {
   }
   if (!any) throw Failed();
   if (!options.plot.empty())
-    write_whole(options.plot, svg(attention_chart(options.setup, measured)));
+    write_whole(options.plot, report::svg(attention_chart(options.setup, measured)));
 }
 
 }  // namespace

@@ -27,6 +27,8 @@ void add_eval(CLI::App& program);
 void add_predict(CLI::App& program);
 void add_generate(CLI::App& program);
 void add_arena(CLI::App& program);
+void add_report(CLI::App& program);
+void add_explain(CLI::App& program);
 void add_bench(CLI::App& program);
 void add_paper(CLI::App& program);
 void add_bench_kernels(CLI::App& bench);

@@ -7,7 +7,7 @@
 #include "longspan/base/words.h"
 #include "longspan/cli/commands.h"
 #include "longspan/cli/experiment_options.h"
-#include "longspan/cli/picture.h"
+#include "longspan/report/picture.h"
 #include "longspan/cli/reference_pages.h"
 #include "longspan/cli/row.h"
 
@@ -122,7 +122,7 @@ class Drawn {
         require(map, "--settings must be like {window: 4}, got ", given_);
         options_.settings = *map;
       }
-      return picture(mechanism, options_);
+      return report::picture(mechanism, options_);
     });
     write_whole(file_, svg);
     std::cout << file_ << ": who sees whom in " << mechanism.name << ", "
@@ -136,7 +136,7 @@ class Drawn {
 
  private:
   std::string file_, given_, folder_;
-  PictureOptions options_;
+  report::PictureOptions options_;
   CLI::Option *picture_, *tokens_, *causal_, *settings_, *pages_;
 };
 

@@ -3,8 +3,8 @@
 #include <memory>
 
 #include "longspan/cli/commands.h"
-#include "longspan/cli/markdown.h"
 #include "longspan/cli/row.h"
+#include "longspan/report/markdown.h"
 
 namespace longspan::cli {
 namespace {
@@ -50,7 +50,7 @@ void print_markdown() {
     const auto texts = cells(*mechanism);
     for (size_t i = 0; i < texts.size(); ++i) {
       const bool formula = kColumns[i] == "time" || kColumns[i] == "memory";
-      std::cout << ' ' << (formula ? code(texts[i]) : texts[i]) << " |";
+      std::cout << ' ' << (formula ? report::code(texts[i]) : texts[i]) << " |";
     }
     std::cout << '\n';
   }

@@ -74,6 +74,8 @@ int run(int count, char** words) {
   add_predict(program);
   add_generate(program);
   add_arena(program);
+  add_report(program);
+  add_explain(program);
   add_bench(program);
   add_paper(program);
   try {

@@ -8,13 +8,16 @@
 #include "longspan/base/error.h"
 #include "longspan/base/whole_file.h"
 #include "longspan/base/words.h"
-#include "longspan/cli/markdown.h"
-#include "longspan/cli/picture.h"
 #include "longspan/cli/row.h"
 #include "longspan/contract/subject.h"
+#include "longspan/report/markdown.h"
+#include "longspan/report/picture.h"
 
 namespace longspan::cli {
 namespace {
+
+using report::code, report::markdown, report::picture, report::sentence,
+    report::tokens_that_tell, report::with_links;
 
 std::string cost(const Cost& cost) {
   std::ostringstream text;

@@ -16,6 +16,17 @@ Task restore(const TaskOptions& options, const std::string&, const std::string&)
   task.encode = [](const std::string& text) {
     return listops_ids(parse_listops(text));
   };
+  task.decode = [](std::span<const int32_t> ids) {
+    static const std::vector<std::string> words = {
+        "",  "0", "1",    "2",    "3",    "4",   "5", "6", "7",
+        "8", "9", "[MIN", "[MAX", "[MED", "[SM", "]", "?"};
+    std::string text;
+    for (const int32_t id : ids) {
+      if (!text.empty()) text += ' ';
+      text += words.at(static_cast<size_t>(id));
+    }
+    return text;
+  };
   task.facts = {"expressions as 17 ids"};
   return task;
 }

@@ -18,6 +18,7 @@
 #include "longspan/base/words.h"
 #include "longspan/models/generate.h"
 #include "longspan/train/checkpoint.h"
+#include "longspan/train/environment.h"
 
 namespace longspan {
 namespace {
@@ -85,6 +86,7 @@ void write_options(Experiment& experiment, const Task& task, const RunOptions& r
     write_whole(run.folder + "/labels.json", task.saved_labels);
   if (!task.saved_vocabulary.empty())
     write_whole(run.folder + "/vocabulary", task.saved_vocabulary);
+  write_environment(run.folder, environment(device_of(experiment.train)));
   write_whole(run.folder + "/config.yaml", config_text(fields(experiment)));
 }
 

@@ -193,7 +193,7 @@ fails(1 "cannot make the folder small.yaml/run: Not a directory"
 fails(2 "--split.*tset.*train.*valid.*test" eval good --split tset)
 fails(1 "none is no run: it has no config.yaml" eval none)
 fails(1 "listops is no run: it has no config.yaml" predict listops "[MAX 1 2 ]")
-fails(1 "there is no text to predict; give it as an argument, by --file or on standard input" predict good)
+fails(1 "there is no text; give it as an argument, by --file or on standard input" predict good)
 fails(2 "give texts or --file, not both; got '.MAX 1 2 .' and rows.tsv" predict good "[MAX 1 2 ]" --file rows.tsv)
 fails(1 "text 2: ListOps: no token 'two'" predict good "[MAX 1 2 ]" "[MAX 1 two ]")
 fails(1 "cannot read listops: Is a directory" predict good --file listops)

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "longspan/base/error.h"
+#include "longspan/train/environment.h"
 #include "tests/support/folder.h"
 #include "tests/support/tensors.h"
 
@@ -69,6 +70,11 @@ TEST(Arena, ReadsWhatIsTrainedAlready) {
   EXPECT_TRUE(told.empty());
   EXPECT_EQ(std::filesystem::last_write_time(result), written);
   EXPECT_EQ(again.entries[0].runs[0].loss, first.entries[0].runs[0].loss);
+  ASSERT_TRUE(first.entries[0].latency.has_value());
+  EXPECT_EQ(first.entries[0].latency->batch, 1);
+  EXPECT_GT(first.entries[0].latency->flops, 0);
+  EXPECT_EQ(again.entries[0].latency->timing.mean,
+            first.entries[0].latency->timing.mean);  // not measured again
   EXPECT_EQ(again.entries[0].runs[0].seconds, first.entries[0].runs[0].seconds);
 
   std::filesystem::remove(result);  // as if it had been stopped at its end
@@ -77,6 +83,37 @@ TEST(Arena, ReadsWhatIsTrainedAlready) {
                 [&](const std::string& line) { told.push_back(line); });
   EXPECT_EQ(told, std::vector<std::string>{"dense, seed 1"});
   EXPECT_EQ(resumed.entries[0].runs[0].loss, first.entries[0].runs[0].loss);
+}
+
+TEST(Arena, IsReadFromItsFolder) {
+  const Folder folder;
+  auto options = options_in(
+      folder / "",
+      "[{name: two layers, model.layers: 2}, {name: no such, model.attention: {name: "
+      "local, block: 0}}]");
+  options.latency_passes = 2;
+  const auto written = run_arena(options, folder / "runs", true, kQuietly).entries;
+  const auto read = read_arena(folder / "runs");
+  ASSERT_EQ(read.size(), 2u);
+  EXPECT_EQ(read[0].values, written[0].values);
+  EXPECT_EQ(read[0].runs[1].seed, 2);
+  EXPECT_EQ(read[0].runs[1].loss, written[0].runs[1].loss);
+  EXPECT_EQ(read[0].runs[1].folder, written[0].runs[1].folder);
+  EXPECT_EQ(read[0].latency->passes, 2);
+  EXPECT_EQ(read[1].runs[0].refused, written[1].runs[0].refused);
+  // Weights and two moments, all float.
+  EXPECT_GE(read[0].runs[0].checkpoint_bytes, 12 * read[0].runs[0].parameters);
+  EXPECT_FALSE(read_environment(read[0].runs[0].folder).empty());
+}
+
+TEST(Arena, NeedsAProgramForProcesses) {
+  const Folder folder;
+  auto options = options_in(folder / "", "[dense]");
+  options.processes = 2;
+  const std::string refused =
+      refusal([&] { run_arena(options, folder / "runs", true, kQuietly); });
+  EXPECT_EQ(refused,
+            "arena.processes, 2, needs the program that is to be started; must be 1");
 }
 
 TEST(Arena, RefusesEntriesThatCannotBe) {

@@ -3,6 +3,9 @@
 #include <cstdlib>
 
 #include <ATen/Context.h>
+#include <cuda_runtime_api.h>
+
+#include "longspan/base/error.h"
 
 namespace longspan::cuda {
 
@@ -18,6 +21,15 @@ void set_arithmetic(const Arithmetic& arithmetic) {
   context.setDeterministicAlgorithms(arithmetic.deterministic, /*warn_only=*/false);
   // Else every new tensor would be filled first.
   context.setDeterministicFillUninitializedMemory(false);
+}
+
+std::string device_name() {
+  int device = 0;
+  cudaDeviceProp properties;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaGetDeviceProperties(&properties, device);
+  require(error == cudaSuccess, "CUDA: ", cudaGetErrorString(error));
+  return properties.name;
 }
 
 }  // namespace longspan::cuda

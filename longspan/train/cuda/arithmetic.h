@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <string>
+
 namespace longspan::cuda {
 
 struct Arithmetic {
@@ -11,5 +13,8 @@ struct Arithmetic {
 
 // For the process. To be called before its first product of matrices.
 void set_arithmetic(const Arithmetic& arithmetic);
+
+// Of the GPU in use: "NVIDIA H200".
+std::string device_name();
 
 }  // namespace longspan::cuda

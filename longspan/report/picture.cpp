@@ -1,4 +1,4 @@
-#include "longspan/cli/picture.h"
+#include "longspan/report/picture.h"
 
 #include <algorithm>
 #include <vector>
@@ -7,10 +7,10 @@
 
 #include "longspan/base/error.h"
 #include "longspan/base/words.h"
-#include "longspan/cli/draw_pairs.h"
 #include "longspan/contract/seen_pairs.h"
+#include "longspan/report/draw_pairs.h"
 
-namespace longspan::cli {
+namespace longspan::report {
 namespace {
 
 using torch::Tensor;
@@ -115,4 +115,4 @@ int64_t tokens_that_tell(const Mechanism& mechanism) {
   return few;
 }
 
-}  // namespace longspan::cli
+}  // namespace longspan::report

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace longspan::cli {
+namespace longspan::report {
 
 constexpr int64_t kLetter = 7;  // the width of a letter at most, as a rule, in pixels
 
@@ -23,4 +23,4 @@ std::string upward(double x, double y, std::string_view text, const char* anchor
 // Lines of at most `width` pixels, broken after commas.
 std::vector<std::string> lines_of(const std::string& text, int64_t width);
 
-}  // namespace longspan::cli
+}  // namespace longspan::report

@@ -1,13 +1,13 @@
-#include "longspan/cli/draw_pairs.h"
+#include "longspan/report/draw_pairs.h"
 
 #include <algorithm>
 #include <array>
 #include <map>
 #include <sstream>
 
-#include "longspan/cli/svg_words.h"
+#include "longspan/report/svg_words.h"
 
-namespace longspan::cli {
+namespace longspan::report {
 namespace {
 
 using torch::Tensor;
@@ -223,4 +223,4 @@ class Canvas {
 
 std::string draw(const PatternDrawing& drawing) { return Canvas(drawing).svg(); }
 
-}  // namespace longspan::cli
+}  // namespace longspan::report

@@ -8,7 +8,7 @@
 
 #include "longspan/attention/mechanism.h"
 
-namespace longspan::cli {
+namespace longspan::report {
 
 struct PictureOptions {
   int64_t tokens = 32;
@@ -24,4 +24,4 @@ std::string picture(const Mechanism& mechanism, const PictureOptions& options);
 // than three quarters of so few would be seen directly.
 int64_t tokens_that_tell(const Mechanism& mechanism);
 
-}  // namespace longspan::cli
+}  // namespace longspan::report

@@ -1,4 +1,4 @@
-#include "longspan/cli/chart.h"
+#include "longspan/report/chart.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,10 +8,10 @@
 #include <sstream>
 
 #include "longspan/base/words.h"
-#include "longspan/cli/chart_axis.h"
-#include "longspan/cli/svg_words.h"
+#include "longspan/report/chart_axis.h"
+#include "longspan/report/svg_words.h"
 
-namespace longspan::cli {
+namespace longspan::report {
 namespace {
 
 // In pixels.
@@ -19,19 +19,26 @@ constexpr double kWidth = 400, kHeight = 300;  // of what a panel frames
 constexpr double kLeft = 68, kRight = 20, kTop = 76, kBottom = 56;
 constexpr double kLegendRow = 22, kLetter = 6.6;
 
+// In a page of several, the styles of all are those of one.
 constexpr const char* kStyle =
-    "text{font:12px system-ui,sans-serif;fill:#24292f}"
-    ".title{font-size:15px;font-weight:600}.panel{font-size:13px;font-weight:600}"
-    ".back,.hollow{fill:#fff}.grid{stroke:#d8dee4;stroke-width:1}"
-    ".line{fill:none;stroke:currentColor;stroke-width:2;stroke-linejoin:round}"
-    ".mark{fill:currentColor}.mark,.hollow{stroke:currentColor;stroke-width:1.6}"
-    ".dashed{color:#24292f}.dashed .line{stroke-dasharray:6 4}"
-    ".c0{color:#0067b0}.c1{color:#c44f00}.c2{color:#00805d}.c3{color:#b83a86}"
-    ".c4{color:#6f4fc4}.c5{color:#7d6300}.c6{color:#b3261e}.c7{color:#56617a}"
-    "@media(prefers-color-scheme:dark){text{fill:#e6e8eb}"
-    ".back,.hollow{fill:#16181d}.grid{stroke:#363b44}.dashed{color:#e6e8eb}"
-    ".c0{color:#58b4f0}.c1{color:#ff9a4d}.c2{color:#3fcfa0}.c3{color:#f28cc4}"
-    ".c4{color:#b9a5ff}.c5{color:#e0c34a}.c6{color:#ff8a80}.c7{color:#a9b4c8}}";
+    ".chart text{font:12px system-ui,sans-serif;fill:#24292f}"
+    ".chart .title{font-size:15px;font-weight:600}"
+    ".chart .panel{font-size:13px;font-weight:600}"
+    ".chart .back,.chart .hollow{fill:#fff}.chart .grid{stroke:#d8dee4;stroke-width:1}"
+    ".chart .line{fill:none;stroke:currentColor;stroke-width:2;stroke-linejoin:round}"
+    ".chart .bubble{fill:currentColor;fill-opacity:.35}"
+    ".chart .mark{fill:currentColor}"
+    ".chart .mark,.chart .hollow,.chart .bubble{stroke:currentColor;stroke-width:1.6}"
+    ".chart .dashed{color:#24292f}.chart .dashed .line{stroke-dasharray:6 4}"
+    ".chart .c0{color:#0067b0}.chart .c1{color:#c44f00}.chart .c2{color:#00805d}"
+    ".chart .c3{color:#b83a86}.chart .c4{color:#6f4fc4}.chart .c5{color:#7d6300}"
+    ".chart .c6{color:#b3261e}.chart .c7{color:#56617a}"
+    "@media(prefers-color-scheme:dark){.chart text{fill:#e6e8eb}"
+    ".chart .back,.chart .hollow{fill:#16181d}.chart .grid{stroke:#363b44}"
+    ".chart .dashed{color:#e6e8eb}"
+    ".chart .c0{color:#58b4f0}.chart .c1{color:#ff9a4d}.chart .c2{color:#3fcfa0}"
+    ".chart .c3{color:#f28cc4}.chart .c4{color:#b9a5ff}.chart .c5{color:#e0c34a}"
+    ".chart .c6{color:#ff8a80}.chart .c7{color:#a9b4c8}}";
 constexpr int kColours = 8;
 
 std::string tick_text(double value) {
@@ -74,7 +81,8 @@ class Drawing {
     text(kLeft, 28, "class=\"title\"", chart_.title);
     std::ostringstream whole;
     whole << std::fixed << std::setprecision(0)
-          << "<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" viewBox=\"0 0 "
+          << "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"chart\" role=\"img\" "
+             "viewBox=\"0 0 "
           << width << ' ' << bottom + 20 << "\" width=\"" << width << "\" height=\""
           << bottom + 20 << "\">\n<title>" << escaped(chart_.title)
           << "</title>\n<style>" << kStyle
@@ -144,8 +152,11 @@ class Drawing {
     }
     for (const Series& series : panel.series) {
       std::vector<Point> points = shown(panel, series);
-      for (Point& point : points) point = {x(point.x), y(point.y), point.estimated};
-      curve(series, points, points);
+      for (Point& point : points) {
+        point.x = x(point.x);
+        point.y = y(point.y);
+      }
+      curve(series, points, series.has_marks ? points : std::vector<Point>());
     }
   }
 
@@ -156,14 +167,36 @@ class Drawing {
         "M-3.5 0A3.5 3.5 0 1 0 3.5 0A3.5 3.5 0 1 0 -3.5 0Z", "M-3 -3H3V3H-3Z",
         "M0 -4L4 3H-4Z", "M0 -4.5L4.5 0L0 4.5L-4.5 0Z"};
     const auto& [style, shape] = looks_.at(series.name);
-    out_ << "<g class=\"" << style << "\"><polyline class=\"line\" points=\"";
-    for (const Point& point : points) out_ << point.x << ',' << point.y << ' ';
-    out_ << "\"/>";
-    for (const Point& point : marked)
+    out_ << "<g class=\"" << style << "\">";
+    if (series.has_line) {
+      out_ << "<polyline class=\"line\" points=\"";
+      for (const Point& point : points) out_ << point.x << ',' << point.y << ' ';
+      out_ << "\"/>";
+    }
+    for (const Point& point : marked) {
+      if (point.area > 0) {
+        bubble(point);
+        continue;
+      }
+      const int own = series.has_line ? shape : 0;
       out_ << "<path class=\"" << (point.estimated ? "hollow" : "mark")
            << "\" transform=\"translate(" << point.x << ' ' << point.y << ")\" d=\""
-           << kShapes[static_cast<size_t>(shape) % std::size(kShapes)] << "\"/>";
+           << kShapes[static_cast<size_t>(own) % std::size(kShapes)] << "\">"
+           << hover(point.label) << "</path>";
+    }
     out_ << "</g>\n";
+  }
+
+  static std::string hover(const std::string& label) {
+    return label.empty() ? "" : "<title>" + escaped(label) + "</title>";
+  }
+
+  void bubble(const Point& point) {
+    constexpr double kLargest = 30, kLeast = 3;
+    const double radius = std::max(kLeast, kLargest * std::sqrt(point.area));
+    out_ << "<circle class=\"bubble\" cx=\"" << point.x << "\" cy=\"" << point.y
+         << "\" r=\"" << radius << "\">" << hover(point.label) << "</circle>\n";
+    text(point.x, point.y - radius - 4, "text-anchor=\"middle\"", point.label);
   }
 
   // Returns where it ends.
@@ -178,7 +211,9 @@ class Drawing {
         y += kLegendRow;
       }
       curve(*series, {{x, y - 4}, {x + kSample - 8, y - 4}},
-            {{x + kSample / 2 - 4, y - 4}});
+            series->has_marks || !series->has_line
+                ? std::vector<Point>{{x + kSample / 2 - 4, y - 4}}
+                : std::vector<Point>());
       text(x + kSample, y, "class=\"name\"", series->name);
       x += needed + kGap;
     }
@@ -195,4 +230,4 @@ class Drawing {
 
 std::string svg(const Chart& chart) { return Drawing(chart).drawn(); }
 
-}  // namespace longspan::cli
+}  // namespace longspan::report

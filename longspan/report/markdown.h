@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace longspan::cli {
+namespace longspan::report {
 
 std::string markdown(std::string_view text);
 std::string code(std::string_view text);
@@ -16,4 +16,4 @@ std::string sentence(std::string_view text);
 // With the numbers of arXiv as links.
 std::string with_links(std::string_view text);
 
-}  // namespace longspan::cli
+}  // namespace longspan::report

@@ -1,9 +1,9 @@
-#include "longspan/cli/markdown.h"
+#include "longspan/report/markdown.h"
 
 #include <cctype>
 #include <regex>
 
-namespace longspan::cli {
+namespace longspan::report {
 
 std::string markdown(std::string_view text) {
   std::string safe;
@@ -36,4 +36,4 @@ std::string with_links(std::string_view text) {
                             "[arXiv:$1](https://arxiv.org/abs/$1)");
 }
 
-}  // namespace longspan::cli
+}  // namespace longspan::report

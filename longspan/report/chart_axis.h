@@ -6,9 +6,9 @@
 #include <limits>
 #include <vector>
 
-#include "longspan/cli/chart.h"
+#include "longspan/report/chart.h"
 
-namespace longspan::cli {
+namespace longspan::report {
 
 struct Range {
   double least = std::numeric_limits<double>::infinity();
@@ -44,4 +44,4 @@ class Place {
   double low_, high_;  // scaled
 };
 
-}  // namespace longspan::cli
+}  // namespace longspan::report

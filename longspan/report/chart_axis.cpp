@@ -1,15 +1,15 @@
-#include "longspan/cli/chart_axis.h"
+#include "longspan/report/chart_axis.h"
 
 #include <cmath>
 
-namespace longspan::cli {
+namespace longspan::report {
 
 Place::Place(const Axis& axis, const Range& range, double from, double to)
     : axis_(axis), from_(from), to_(to) {
   low_ = scaled(range.least);
   high_ = scaled(range.most);
   const double margin =
-      high_ > low_ ? 0.04 * (high_ - low_) : std::max(0.5, 0.1 * std::abs(low_));
+      high_ > low_ ? axis.margin * (high_ - low_) : std::max(0.5, 0.1 * std::abs(low_));
   low_ -= margin;
   high_ += margin;
 }
@@ -57,4 +57,4 @@ std::vector<double> Place::equally_spaced() const {
   return values;
 }
 
-}  // namespace longspan::cli
+}  // namespace longspan::report

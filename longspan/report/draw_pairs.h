@@ -9,7 +9,7 @@
 
 #include <torch/types.h>
 
-namespace longspan::cli {
+namespace longspan::report {
 
 struct PatternPanel {
   std::string label;
@@ -26,4 +26,4 @@ struct PatternDrawing {
 // Of its own, with a white ground.
 std::string draw(const PatternDrawing& drawing);
 
-}  // namespace longspan::cli
+}  // namespace longspan::report

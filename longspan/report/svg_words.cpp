@@ -1,9 +1,9 @@
-#include "longspan/cli/svg_words.h"
+#include "longspan/report/svg_words.h"
 
 #include <algorithm>
 #include <sstream>
 
-namespace longspan::cli {
+namespace longspan::report {
 
 std::string escaped(std::string_view text) {
   std::string safe;
@@ -49,4 +49,4 @@ std::vector<std::string> lines_of(const std::string& text, int64_t width) {
   return lines;
 }
 
-}  // namespace longspan::cli
+}  // namespace longspan::report

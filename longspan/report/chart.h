@@ -1,11 +1,12 @@
-// Line charts as SVG: one file that needs no other, for dark and for light pages.
+// Charts of lines and bubbles as SVG: one file that needs no other, for dark and for
+// light pages.
 
 #pragma once
 
 #include <string>
 #include <vector>
 
-namespace longspan::cli {
+namespace longspan::report {
 
 enum class Scale { linear, logarithmic };
 
@@ -13,17 +14,21 @@ struct Axis {
   std::string label = {};
   Scale scale = Scale::linear;
   std::vector<double> ticks = {};  // all are shown; none: round numbers
+  double margin = 0.04;            // at both ends, as a share of the range
 };
 
 struct Point {
   double x = 0, y = 0;
   bool estimated = false;  // drawn hollow
+  double area = 0;         // of a bubble, as a share of the largest; 0: a small mark
+  std::string label = {};  // beside a bubble; of a mark, shown when it is pointed at
 };
 
 struct Series {
   std::string name = {};
   std::vector<Point> points = {};
   bool dashed = false;  // what the others are compared with: in the colour of text
+  bool has_line = true, has_marks = true;
 };
 
 struct Panel {
@@ -43,4 +48,4 @@ struct Chart {
 // where it is logarithmic.
 std::string svg(const Chart& chart);
 
-}  // namespace longspan::cli
+}  // namespace longspan::report

@@ -1,0 +1,29 @@
+// A comparison of runs as a page, and as Markdown.
+
+#pragma once
+
+#include <string>
+
+#include "longspan/report/comparison.h"
+#include "longspan/report/table.h"
+
+namespace longspan::report {
+
+// The whole report as one page of HTML that needs no other file: results, curves,
+// accuracy against speed, wide models against deep ones, who sees whom, published
+// numbers, configuration and environment. A part that the runs give nothing for is left
+// out.
+std::string comparison_page(const Comparison& comparison, const std::string& title);
+
+// The tables of it.
+std::string comparison_markdown(const Comparison& comparison, const std::string& title);
+
+// Models that differ in nothing but layers and heads, of which they have equally many
+// in all: the deepest and the widest of each kind. Empty if there are none.
+Table depth_table(const Comparison& comparison);
+
+// What papers report of the task, beside ours of the same mechanism. Empty if they do
+// not.
+Table published_table(const Comparison& comparison);
+
+}  // namespace longspan::report

@@ -1,0 +1,192 @@
+#include <sys/stat.h>
+
+#include <fstream>
+
+#include "longspan/base/config.h"
+#include "longspan/report/chart.h"
+#include "longspan/report/comparison_page.h"
+#include "longspan/report/page.h"
+#include "longspan/report/weights_page.h"
+#include "tests/support/folder.h"
+#include "tests/support/tensors.h"
+
+namespace longspan::report {
+namespace {
+
+using testing::Folder;
+
+int times(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = text.find(part); at != std::string::npos;
+       at = text.find(part, at + 1))
+    ++count;
+  return count;
+}
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+Table small_table() {
+  return {.columns = {{.title = "name"}, {.title = "a|b", .best = Best::least}},
+          .rows = {{{.text = "<x>"}, number_cell(10, "10 ±")},
+                   {{.text = "\"q\", r"}, number_cell(9.5, "9.5")}},
+          .foot = {{{.text = "guess"}}}};
+}
+
+TEST(Tables, AreHtmlThatSortsByNumbers) {
+  const std::string html = as_html(small_table());
+  EXPECT_TRUE(has(html, "&lt;x&gt;"));
+  EXPECT_FALSE(has(html, "<x>"));
+  EXPECT_TRUE(has(html, "data-number=\"10\">10 ±<"));
+  EXPECT_TRUE(has(html, "<b>9.5</b>"));  // the best
+  EXPECT_EQ(times(html, "<b>"), 1);
+  EXPECT_TRUE(has(html, "<tfoot>"));
+}
+
+TEST(Tables, AreMarkdownInColumnsOfOneWidth) {
+  EXPECT_EQ(as_markdown(small_table()),
+            "| name   | a\\|b |\n"
+            "| ------ | ---: |\n"
+            "| \\<x>   | 10 ± |\n"
+            "| \"q\", r |  9.5 |\n"
+            "| guess  |      |\n");
+}
+
+TEST(Tables, AreCsvWithQuotesWhereTheyAreNeeded) {
+  EXPECT_EQ(as_csv(small_table()), "name,a|b\n<x>,10 ±\n\"\"\"q\"\", r\",9.5\n");
+}
+
+TEST(Pages, HoldPicturesAsTheyAre) {
+  const std::string image = embedded("<svg a=\"1\">#&%</svg>", "a \"b\"");
+  EXPECT_EQ(image,
+            "<img src=\"data:image/svg+xml,%3Csvg%20a=%221%22%3E%23%26%25%3C/svg%3E\" "
+            "alt=\"a &quot;b&quot;\">");
+}
+
+TEST(Charts, DrawBubblesByArea) {
+  Series series{.name = "s", .has_line = false};
+  series.points = {{.x = 1, .y = 1, .area = 1, .label = "a<b"},
+                   {.x = 2, .y = 2, .area = 0.25}};
+  const std::string picture = svg({.title = "t", .panels = {{.series = {series}}}});
+  EXPECT_TRUE(has(picture, "r=\"30.0\"><title>a&lt;b</title>"));
+  EXPECT_TRUE(has(picture, "r=\"15.0\""));
+  EXPECT_FALSE(has(picture, "<polyline"));
+}
+
+// A run as a training leaves it.
+struct RunFiles {
+  Experiment experiment = {};
+  double accuracy = 0.5;
+  bool is_whole = true;
+
+  void write(const std::string& folder) const {
+    mkdir(folder.c_str(), 0777);
+    Experiment copy = experiment;
+    std::ofstream(folder + "/config.yaml") << config_text(fields(copy));
+    std::ofstream(folder + "/metrics.jsonl")
+        << R"({"step":10,"event":"train","loss":2.0,"accuracy":0.2,"tokens_per_second":900,"seconds":1})"
+        << '\n'
+        << R"({"step":10,"event":"valid","loss":1.9,"accuracy":0.3})" << '\n'
+        << R"({"step":20,"event":"train","loss":null,"tokens_per_second":1100,"seconds":2})"
+        << "\n{\"step\":";  // killed here
+    if (!is_whole) return;
+    std::ofstream(folder + "/result.json")
+        << R"({"seconds":12,"tokens":5,"peak_bytes":1000,"parameters":77,"flops":5e9,)"
+        << R"("best":{"step":10,"test":{"loss":1.5,"accuracy":)" << accuracy
+        << R"(,"answers":200}},"references":[{"name":"a <guess>","accuracy":0.172}],)"
+        << R"("facts":["made up"]})";
+    std::ofstream(folder + "/environment.json")
+        << R"({"LibTorch":"1.13","processor":"<b>"})";
+  }
+};
+
+RunFiles run_files(int64_t layers, int64_t heads, int64_t seed, double accuracy) {
+  RunFiles run;
+  run.experiment.task.longest = 64;
+  run.experiment.model.layers = layers;
+  run.experiment.model.heads = heads;
+  run.experiment.train.seed = seed;
+  run.accuracy = accuracy;
+  return run;
+}
+
+TEST(Comparisons, TakeRunsThatDifferInSeedsForOne) {
+  const Folder folder;
+  run_files(4, 2, 1, 0.5).write(folder / "deep-seed-1");
+  run_files(4, 2, 2, 0.6).write(folder / "deep-seed-2");
+  run_files(1, 8, 1, 0.7).write(folder / "wide");
+  RunFiles stopped = run_files(1, 8, 9, 0);
+  stopped.experiment.model.embedding = 12;
+  stopped.is_whole = false;
+  stopped.write(folder / "stopped");
+  const auto comparison =
+      read_comparison({folder / "deep-seed-1", folder / "deep-seed-2/", folder / "wide",
+                       folder / "stopped"});
+  ASSERT_EQ(comparison.contenders.size(), 3u);
+  EXPECT_EQ(comparison.contenders[0].name(), "deep");
+  const Spread accuracy = judged(comparison, comparison.contenders[0]);
+  EXPECT_EQ(accuracy.count, 2);
+  EXPECT_NEAR(accuracy.mean, 0.55, 1e-12);
+  EXPECT_EQ(comparison.contenders[0].entry.runs[0].tokens_per_second, 1100);
+  EXPECT_EQ(
+      refusals(comparison),
+      std::vector<std::string>{"stopped, seed 9: not at its end, but at step 20"});
+
+  const Table depth = depth_table(comparison);
+  ASSERT_EQ(depth.rows.size(), 1u);
+  EXPECT_EQ(depth.rows[0][1].text, "4 x 2");
+  EXPECT_EQ(depth.rows[0][2].text, "1 x 8");
+  EXPECT_EQ(depth.rows[0][5].text, "+15.00");
+  const Table papers = published_table(comparison);
+  EXPECT_EQ(papers.rows[0][0].text, "dense");  // ours first
+  EXPECT_EQ(papers.rows[0][1].text, "55.0 % ± 7.1 % (deep), 70.0 % (wide)");
+  EXPECT_EQ(papers.rows[0][2].text, "36.4 %");
+
+  const std::string page = comparison_page(comparison, "a <title>");
+  EXPECT_FALSE(has(page, "<guess>"));
+  EXPECT_FALSE(has(page, "<title>a <title>"));
+  EXPECT_TRUE(has(page, "id=\"wide-against-deep\""));
+  EXPECT_TRUE(has(page, "55.0 % ± 7.1 %"));
+  EXPECT_FALSE(has(page, "nan"));
+  EXPECT_FALSE(has(page, "src=\"http"));
+  EXPECT_TRUE(has(comparison_markdown(comparison, "t"), "| model.layers |"));
+  EXPECT_EQ(run_table(comparison).rows.size(), 4u);
+}
+
+TEST(Comparisons, RefuseFoldersOfSomethingElse) {
+  const Folder folder;
+  const std::string refused = testing::refusal([&] { read_comparison({folder / ""}); });
+  EXPECT_TRUE(has(refused, "is no run and no arena")) << refused;
+}
+
+TEST(WeightsPages, JoinBytesToWords) {
+  const WordSplit split = split_words({"a", "b", " ", "c", " ", " ", "d"}, true);
+  EXPECT_EQ(split.words, (std::vector<std::string>{"ab", "c", "d"}));
+  EXPECT_EQ(by_words(split, {1, 2, 4, 8, 16, 32, 64}),
+            (std::vector<double>{7, 56, 64}));
+  EXPECT_EQ(split_words({"[MAX", "2", " "}, false).words.size(), 3u);
+  EXPECT_TRUE(by_words(split_words({" "}, true), {1}).empty());
+}
+
+TEST(WeightsPages, ShadeWordsOfEveryHead) {
+  const WordWeights one{.title = "head 0", .weights = {0.5, -0.1, 0}, .front = 0.6};
+  const WeightsReport report{
+      .title = "t",
+      .texts = {{.words = {"<b>", "x", "y"},
+                 .labels = {{"good & bad", 0.75}, {"other", 0.25}},
+                 .whole = one,
+                 .layers = {{.title = "layer 0", .heads = {one, one}}}}},
+      .memories = {{.layer = "layer0", .heads = {0.25}}}};
+  const std::string page = weights_page(report);
+  EXPECT_FALSE(has(page, "<b>x"));
+  EXPECT_TRUE(has(page, "Text 1: good &amp; bad, 75.0 %"));
+  EXPECT_EQ(times(page, "class=\"w10\">&lt;b&gt;</i>"), 2);
+  EXPECT_EQ(times(page, "class=\"n2\">x</i>"), 2);
+  EXPECT_TRUE(has(page, "class=\"w10\" title=\"50 %\">&lt;b&gt;"));
+  EXPECT_TRUE(has(page, "60 % in front"));
+  EXPECT_TRUE(has(page, ">25 %</td>"));
+}
+
+}  // namespace
+}  // namespace longspan::report
