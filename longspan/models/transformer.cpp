@@ -351,6 +351,9 @@ Tensor Transformer::embedded(const Tensor& ids, const Tensor& kinds, Pass& pass)
   if (kinds.defined()) {
     require(kinds_.defined(), "a model that has no pairs of texts got kinds of tokens");
     x = x + torch::embedding(at_least_float(kinds_), kinds);
+  } else if (kinds_.defined()) {
+    // A text by itself is a first one.
+    x = x + spread(at_least_float(kinds_)[0], x.sizes());
   }
   std::vector<Tensor> all;
   const auto put_in_front = [&](const Tensor& learned, int64_t count) {
