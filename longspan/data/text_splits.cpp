@@ -99,9 +99,9 @@ void TextSplits::read_shared(
     while (split < 2 && at + std::ssize(rest) > ends_[split]) {
       auto size = static_cast<size_t>(std::max<int64_t>(0, ends_[split] - at));
       if (!cuts_anywhere && size > 0) {
-        const size_t line_end = rest.find('\n', size - 1);
-        if (line_end == rest.npos) break;
-        size = line_end + 1;
+        const size_t space = rest.find_first_of(" \n", size - 1);
+        if (space == rest.npos) break;
+        size = space + 1;
       }
       if (size > 0) take(split, {.text = rest.substr(0, size)});
       rest.remove_prefix(size);

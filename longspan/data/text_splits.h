@@ -37,7 +37,7 @@ class TextSplits {
 
   // Calls `take` with every part and the number of its split, those of a split in
   // order. A long text is cut at exactly its shares where `cuts_anywhere`, else at the
-  // next end of a line.
+  // next space or end of a line.
   void read(bool cuts_anywhere,
             const std::function<void(size_t split, const TextPart&)>& take) const;
 

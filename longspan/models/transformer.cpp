@@ -484,9 +484,12 @@ Tensor Transformer::positions(int64_t first, int64_t count, const Tensor& like) 
 
 Tensor Transformer::embedded(const Tensor& ids, const Tensor& kinds) const {
   const Tensor x = vocabulary_->embedded(ids);
-  if (!kinds.defined()) return x;
-  require(kinds_.defined(), "a model that has no pairs of texts got kinds of tokens");
-  return x + torch::embedding(at_least_float(kinds_), kinds);
+  if (kinds.defined()) {
+    require(kinds_.defined(), "a model that has no pairs of texts got kinds of tokens");
+    return x + torch::embedding(at_least_float(kinds_), kinds);
+  }
+  // A text by itself is a first one.
+  return kinds_.defined() ? x + spread(at_least_float(kinds_)[0], x.sizes()) : x;
 }
 
 Tensor Transformer::with_front(const Tensor& x) const {

@@ -83,6 +83,13 @@ TokenText text_of(TokenBuffer&& buffer, const TextCounts& counts, bool keeps_byt
           .bytes = keeps_bytes ? counts.bytes : 0};
 }
 
+void set_split(Task& task, const TaskOptions& options, size_t split,
+               const TokenText& text) {
+  require(text.tokens.size() > 0, "task.", kSplits[split],
+          ": no text is left for it; give larger shares or another file");
+  task.texts[kSplits[split]] = windows(task, options, text, /*judged=*/split > 0);
+}
+
 // A file of the kind of tokens that options say.
 TokenFile open_of_kind(const TaskOptions& options, const std::string& path) {
   TokenFile file = open_token_file(path);
@@ -118,7 +125,7 @@ Task open_tokens(const TaskOptions& options) {
   for (size_t i = 0; i < kSplits.size(); ++i) {
     const std::string path = in_data(options, files[i]);
     const TokenText text = mapped_text(options, path, vocabulary);
-    task.texts[kSplits[i]] = windows(task, options, text, /*judged=*/i > 0);
+    set_split(task, options, i, text);
     task.facts.push_back(std::string(kSplits[i]) + ": " + path + ", " +
                          std::to_string(text.tokens.size()) + " tokens");
   }
@@ -139,9 +146,8 @@ Task open(const TaskOptions& options) {
   const auto counts = splits.encode(*tokens, task.end_of_text,
                                     {buffers.data(), &buffers[1], &buffers[2]});
   for (size_t i = 0; i < kSplits.size(); ++i)
-    task.texts[kSplits[i]] = windows(
-        task, options, text_of(std::move(buffers[i]), counts[i], tokens->keeps_bytes()),
-        /*judged=*/i > 0);
+    set_split(task, options, i,
+              text_of(std::move(buffers[i]), counts[i], tokens->keeps_bytes()));
   return task;
 }
 

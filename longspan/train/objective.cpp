@@ -73,8 +73,21 @@ LanguageModelling::LanguageModelling(const Task& task, LanguageModel& model)
 
 BatchSums LanguageModelling::evaluate(const Batch& batch, Pass& pass) {
   pass.mask.segment = batch.segments;
-  const Tensor x = model_.forward(batch.ids, batch.tokens, pass, batch.kinds);
-  const auto judged = model_.judge(x, batch.targets);
+  Tensor x = model_.forward(batch.ids, batch.tokens, pass, batch.kinds);
+  Tensor targets = batch.targets;
+  if (batch.answers > 0 && 2 * batch.answers < targets.numel()) {
+    // Of a large vocabulary only what is asked; their number is known without waiting
+    // for the device.
+    const Tensor asked = std::get<1>((targets >= 0)
+                                         .flatten()
+                                         .to(torch::kByte)
+                                         .sort(
+                                             /*stable=*/true, 0, /*descending=*/true))
+                             .slice(0, 0, batch.answers);
+    x = x.flatten(0, 1).index_select(0, asked).unsqueeze(0);
+    targets = targets.flatten().index_select(0, asked).unsqueeze(0);
+  }
+  const auto judged = model_.judge(x, targets);
   return {.loss = total(judged.loss), .right = judged.right.sum()};
 }
 

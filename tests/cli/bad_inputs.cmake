@@ -291,6 +291,37 @@ file(COPY ${here}/listops/ DESTINATION ${here}/half)
 file(REMOVE ${here}/half/basic_val.tsv)
 fails(1 "cannot read half/basic_val.tsv: No such file.*longspan data listops --out DIR. makes such"
       train -c small.yaml --data half --out ${never})
+
+# Running text.
+set(text train -c small.yaml --task.name text --task.longest 16 --out ${never})
+works(data text --out running --bytes 2000)
+works(data tokens --train running/text.txt --out running)
+set(ids --task.train running/train.ids --task.valid running/valid.ids)
+fails(1 "cannot read no.txt: No such file" ${text} --task.train no.txt)
+fails(1 "running/text.txt is there already" data text --out running)
+fails(1 "running/train.ids is there already" data tokens --train running/text.txt --out running)
+fails(2 "task.valid and task.test must be files of tokens as well" ${text} ${ids})
+fails(2 "task.tokens is words, but running/train.ids holds bytes" ${text} ${ids}
+      --task.test running/test.ids --task.tokens words)
+fails(1 "running/text.txt is no file of tokens" ${text} ${ids} --task.test running/text.txt)
+shell("head -c 700 running/test.ids > cut.ids; cp running/test.ids flipped.ids; : > empty.txt
+       printf '<doc id=1>' > open.txt; mkdir -p hollow; cp running/text.txt fake.xz; cp fake.xz fake.gz")
+flip(flipped.ids 40)
+fails(1 "cut.ids is damaged or cut off; write it again" ${text} ${ids} --task.test cut.ids)
+fails(1 "flipped.ids is damaged or cut off; write it again" ${text} ${ids} --task.test flipped.ids)
+fails(1 "empty.txt: there is no text in it" ${text} --task.train empty.txt)
+fails(1 "open.txt, line 1: the <doc> is not closed" ${text} --task.train open.txt)
+fails(1 "the folder hollow has no files" ${text} --task.train hollow)
+fails(1 "rows.tsv, line 1: no column 'body'" ${text} --task.train rows.tsv --task.text body)
+foreach(format IN ITEMS xz gz)
+  fails(1 "fake.${format} is not in |this build has no" ${text} --task.train fake.${format})
+endforeach()
+fails(2 "task.context, 16, must be less than task.longest, 16" ${text}
+      --task.train running/text.txt --task.context 16)
+fails(2 "task.valid_share and task.test_share must leave something" ${text}
+      --task.train running/text.txt --task.valid_share 0.5 --task.test_share 0.5)
+fails(2 "a model file is for sentencepiece only, got rows.tsv" ${text}
+      --task.train running/text.txt --task.sentencepiece_model rows.tsv)
 unharmed("data")
 
 # --- checkpoints -----------------------------------------------------------------------

@@ -178,3 +178,32 @@ file(WRITE ${folder}/elsewhere/films.tsv "${rows}another text\tgood\n")
 expect(1 "the training file has changed since; judge on a file of its own by --file"
        ${PROGRAM} eval films-words --data elsewhere)
 expect(0 "right on elsewhere/films.tsv" ${PROGRAM} eval films-words --file elsewhere/films.tsv)
+
+# Running text: read directly or from files of tokens, judged in batches of any size.
+set(text ${PROGRAM} train --task.name text --data text --task.tokens words --task.longest 16
+    --model.layers 1 --model.embedding 16 --model.heads 2 --model.inner 16 --train.batch 6
+    --train.steps 12 --train.evaluate_every 6 --quiet)
+expect(0 "text/text.txt: 6[0-9][0-9][0-9] bytes" ${PROGRAM} data text --out text --bytes 6000)
+expect(0 "0 documents, [0-9]+ tokens" ${PROGRAM} data tokens --train text/text.txt --tokens words
+       --out text)
+foreach(goal IN ITEMS next masked)
+  expect(0 "right on the test set" ${text} --task.train text.txt --task.goal ${goal}
+         --out ${goal}-direct)
+  expect(0 "right on the test set" ${text} --task.train train.ids --task.valid valid.ids
+         --task.test test.ids --task.goal ${goal} --out ${goal}-tokens)
+  expect_equal_runs(12 ${goal}-direct ${goal}-tokens)
+  set(answers "")
+  foreach(batch IN ITEMS 1 7)
+    expect(0 "perplexity" ${PROGRAM} eval ${goal}-direct --batch ${batch} --json)
+    string(JSON answered GET "${printed}" answers)
+    string(JSON accuracy GET "${printed}" accuracy)
+    list(APPEND answers ${answered}/${accuracy})
+  endforeach()
+  list(REMOVE_DUPLICATES answers)
+  list(LENGTH answers count)
+  if(NOT count EQUAL 1)
+    message(SEND_ERROR "${goal}: eval depends on the size of batches: ${answers}")
+  endif()
+endforeach()
+expect(0 "word perplexity" ${PROGRAM} eval next-direct --context 8)
+expect(0 "word perplexity" ${PROGRAM} eval next-tokens --file text/text.txt)
