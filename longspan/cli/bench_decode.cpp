@@ -31,8 +31,9 @@ struct DecodeOptions {
 };
 
 struct Decoded {
-  double step = 0, prefill = 0;  // seconds
-  int64_t state_bytes = 0;       // of all layers and examples, after the context
+  Spent step = {};          // medians
+  double prefill = 0;       // seconds
+  int64_t state_bytes = 0;  // of all layers and examples, after the context
 };
 
 int64_t bytes_of(const Record& state) {
@@ -61,21 +62,23 @@ Decoded measured(const DecodeOptions& options, const Chosen& chosen, int64_t con
   ids = ids.to(device);
   const auto read = [&] {
     return spent_on([&] {
-             Pass pass;
-             pass.state = &state;
-             const auto x =
-                 model.forward(ids, torch::ones_like(ids, torch::kBool), pass);
-             ids = model.log_probabilities(x.slice(1, -1)).argmax(-1);
-             if (device.is_cuda()) torch::cuda::synchronize();
-           })
-        .wall;
+      Pass pass;
+      pass.state = &state;
+      const auto x = model.forward(ids, torch::ones_like(ids, torch::kBool), pass);
+      ids = model.log_probabilities(x.slice(1, -1)).argmax(-1);
+      if (device.is_cuda()) torch::cuda::synchronize();
+    });
   };
-  Decoded decoded{.prefill = read()};
+  Decoded decoded{.prefill = read().wall};
   decoded.state_bytes = bytes_of(state);
   for (int64_t i = 0; i < kWarm; ++i) read();
-  std::vector<double> steps;
-  for (int64_t i = 0; i < options.tokens; ++i) steps.push_back(read());
-  decoded.step = median(steps);
+  std::vector<double> wall, cpu;
+  for (int64_t i = 0; i < options.tokens; ++i) {
+    const Spent step = read();
+    wall.push_back(step.wall);
+    cpu.push_back(step.cpu);
+  }
+  decoded.step = {median(wall), median(cpu)};
   return decoded;
 }
 
@@ -93,19 +96,20 @@ void print_head(const DecodeOptions& options) {
             << " steps\n"
             << std::left << std::setw(32) << "mechanism" << std::right << std::setw(9)
             << "context" << std::setw(12) << "tokens/s" << std::setw(10) << "ms/step"
-            << std::setw(9) << "slower" << std::setw(14) << "state bytes"
-            << std::setw(12) << "prefill s" << '\n';
+            << std::setw(9) << "slower" << std::setw(10) << "CPU ms" << std::setw(14)
+            << "state bytes" << std::setw(12) << "prefill s" << '\n';
 }
 
 void print(const DecodeOptions& options, const Chosen& chosen, int64_t context,
            const Decoded& decoded, double slower) {
-  const double speed = static_cast<double>(options.batch) / decoded.step;
+  const double speed = static_cast<double>(options.batch) / decoded.step.wall;
   if (options.json) {
     std::cout << nlohmann::ordered_json{{"mechanism", shown(chosen)},
                                         {"context", context},
                                         {"batch", options.batch},
                                         {"tokens_per_second", speed},
-                                        {"seconds_per_step", decoded.step},
+                                        {"seconds_per_step", decoded.step.wall},
+                                        {"cpu_seconds_per_step", decoded.step.cpu},
                                         {"state_bytes", decoded.state_bytes},
                                         {"prefill_seconds", decoded.prefill}}
                      .dump()
@@ -114,9 +118,10 @@ void print(const DecodeOptions& options, const Chosen& chosen, int64_t context,
   }
   std::cout << std::left << std::setw(32) << shown(chosen) << std::right << std::fixed
             << std::setw(9) << context << std::setprecision(1) << std::setw(12) << speed
-            << std::setprecision(2) << std::setw(10) << 1e3 * decoded.step
-            << std::setw(9) << slower << std::setw(14) << decoded.state_bytes
-            << std::setw(12) << decoded.prefill << std::defaultfloat << std::endl;
+            << std::setprecision(2) << std::setw(10) << 1e3 * decoded.step.wall
+            << std::setw(9) << slower << std::setw(10) << 1e3 * decoded.step.cpu
+            << std::setw(14) << decoded.state_bytes << std::setw(12) << decoded.prefill
+            << std::defaultfloat << std::endl;
 }
 
 void bench_decode(const DecodeOptions& options) {
@@ -142,8 +147,8 @@ void bench_decode(const DecodeOptions& options) {
       };
       try {
         const Decoded decoded = measured(options, chosen, context);
-        if (first == 0) first = decoded.step;
-        print(options, chosen, context, decoded, decoded.step / first);
+        if (first == 0) first = decoded.step.wall;
+        print(options, chosen, context, decoded, decoded.step.wall / first);
         any = true;
       } catch (const Error& error) {
         refused(error.what());
@@ -162,7 +167,9 @@ void add_bench_decode(CLI::App& bench) {
   auto* const verb = bench.add_subcommand(
       "decode",
       "language models that make one token at a time after a context: tokens a second, "
-      "how much slower than after the shortest context, and the bytes of the state");
+      "how much slower than after the shortest context, the CPU time of all threads, "
+      "and "
+      "the bytes of the state");
   verb->footer(
       "The models are new, over bytes; each mechanism reads the context at once, then "
       "makes\n3 tokens that are not timed, and --tokens that are.\n\n"

@@ -2,6 +2,7 @@
 #include <iostream>
 #include <memory>
 #include <string_view>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -123,7 +124,7 @@ void run(GenerateCommand command) {
   // One continuation is printed while it is made.
   const bool streams = !command.json && all.size() == 1;
   const Texts texts(task, command.stops);
-  if (streams) std::cout << all[0].prompt << std::flush;
+  bool began = false;
   for (size_t first = 0; first < all.size();) {
     const size_t end = std::min(first + static_cast<size_t>(command.batch), all.size());
     std::vector<std::vector<int32_t>> batch;
@@ -133,6 +134,7 @@ void run(GenerateCommand command) {
         generate(model, batch, options, [&](int64_t prompt, const NewToken& token) {
           Progress& progress = all[first + static_cast<size_t>(prompt)];
           const size_t before = progress.text.size();
+          if (streams && !std::exchange(began, true)) std::cout << progress.prompt;
           // The end of a text is no part of it.
           if (token.id == task.end_of_text) return true;
           const bool goes_on = texts.add(progress, token.id);

@@ -51,8 +51,8 @@ void check(const LanguageModel& model, const std::vector<std::vector<int32_t>>& 
   require(options.tokens >= 0, "the number of new tokens must be 0 or more, got ",
           options.tokens);
   check(options.sampling);
+  for (size_t i = 0; i < prompts.size(); ++i) check_ids(model, prompts[i], "prompt", i);
   for (size_t i = 0; i < prompts.size(); ++i) {
-    check_ids(model, prompts[i], "prompt", i);
     const auto length = static_cast<int64_t>(prompts[i].size());
     require(options.beyond || length + options.tokens <= model.longest(), "prompt ",
             i + 1, " of ", length, " tokens and ", options.tokens,

@@ -207,3 +207,39 @@ foreach(goal IN ITEMS next masked)
 endforeach()
 expect(0 "word perplexity" ${PROGRAM} eval next-direct --context 8)
 expect(0 "word perplexity" ${PROGRAM} eval next-tokens --file text/text.txt)
+
+# A language model of a user's text: it goes on with what it has read, and fills masks.
+string(REPEAT "the cat sat on the mat. the dog ran to the man.\n" 150 lines)
+file(WRITE ${folder}/mat.txt "${lines}")
+set(train_text ${PROGRAM} train --task.name text --task.train mat.txt --task.longest 48
+    --model.embedding 32 --model.heads 2 --model.inner 64 --model.dropout 0 --train.batch 8
+    --train.learning_rate 0.01 --train.evaluate_every 100 --quiet)
+expect(0 "" ${train_text} --model.layers 1 --model.positions rotary --train.steps 200 --out mat)
+expect(0 "^the cat sat on the mat\\.\n$" ${PROGRAM} generate mat "the cat" --temperature 0
+       --stop .)
+expect(0 "\"prompt\":\"the mat. the d\",\"text\":\"og ra\",\"ids\":.112,104,33,115,98.,\"log_prob.*\"end\":\"length\""
+       ${PROGRAM} generate mat "the mat. the d" "the" --temperature 0 --tokens 5)
+set(drawn generate mat --temperature 3 --tokens 30)
+foreach(seed IN ITEMS 1 2)
+  expect(0 "" ${PROGRAM} ${drawn} --seed ${seed} "the" "mat" --samples 2)
+  set(all_${seed} "${printed}")
+endforeach()
+expect(0 "" ${PROGRAM} ${drawn} --seed 1 "the" "mat" --samples 2 --batch 1 --threads 1)
+if(NOT printed STREQUAL all_1 OR all_1 STREQUAL all_2)
+  message(SEND_ERROR "what is drawn must depend on the seed alone:\n${printed}${all_1}${all_2}")
+endif()
+expect(1 "prompt 1 of 3 tokens and 60 new ones are more than the 48 that the model was made for"
+       ${PROGRAM} generate mat "the" --tokens 60)
+expect(0 "^the" ${PROGRAM} generate mat "the" --tokens 60 --beyond)
+expect(0 "\n$" ${PROGRAM} generate mat --tokens 5)
+expect(1 "text gives texts no labels; `generate` continues them" ${PROGRAM} predict mat "the")
+expect(0 "" ${train_text} --task.goal masked --task.pairs false --model.layers 2
+       --model.positions t5 --train.batch 16 --train.learning_rate 0.005 --train.steps 400
+       --out masked)
+expect(0 "\"filled\":\"the cat sat on the mat. the dog ran\",\"masks\":...\"token\":\"a\",\"probability\":"
+       ${PROGRAM} predict masked "the c<>t sat on the m<>t. the dog ran" --mask <> --guesses 2)
+expect(1 "text 1: there is no .MASK. in it to be filled" ${PROGRAM} predict masked "the")
+expect(1 "masked is a run of the task text, whose model continues no text; `longspan predict` asks it"
+       ${PROGRAM} generate masked "the")
+expect(1 "early is a run of the task listops, whose model continues no text"
+       ${PROGRAM} generate early "[MAX 1 2 ]")
