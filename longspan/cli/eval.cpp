@@ -25,12 +25,12 @@ void evaluate(const EvalOptions& options) {
     task = open_task(from);
     const bool same = task.saved_labels == trained.task.saved_labels &&
                       task.saved_vocabulary == trained.task.saved_vocabulary &&
-                      task.train.fingerprint() == trained.data;
+                      task.split("train").fingerprint() == trained.data;
     require(same, options.run,
             ": the training file has changed since; judge on a file ",
             "of its own by --file");
   } else {
-    task.test = read_examples(trained.task, from, options.file);
+    task.texts["test"] = read_examples(trained.task, from, options.file);
   }
   const std::string split = options.file.empty() ? options.split : "test";
   const auto objective = trained.model.objective(task);

@@ -33,8 +33,9 @@ std::vector<std::string> texts_of(const PredictOptions& options,
   const std::string& file = options.file;
   if (file.empty() || file == "-") {
     lines(std::cin);
-  } else if (file.ends_with(".tsv") || file.ends_with(".csv") ||
-             file.ends_with(".jsonl")) {
+  } else if (!trained.task.text_column.empty() &&
+             (file.ends_with(".tsv") || file.ends_with(".csv") ||
+              file.ends_with(".jsonl"))) {
     for (const auto& row :
          read_table(file, {.text = trained.task.text_column, .labels = false}))
       texts.push_back(row.text);

@@ -1,12 +1,10 @@
 #include "longspan/base/error.h"
-#include "longspan/data/packed_file.h"
+#include "longspan/data/byte_source.h"
 
 namespace longspan {
 
-std::string unpack_gzip(std::string_view, const std::string& name) {
-  fail(name,
-       ": this build has no zlib to unpack it; unpack it by `gzip -dk`, or build ",
-       "with zlib");
+std::unique_ptr<ByteSource> open_gzip(const std::string& path) {
+  fail("cannot read ", path, ": this build has no zlib; unpack it by gzip -d");
 }
 
 }  // namespace longspan

@@ -1,11 +1,10 @@
 #include "longspan/base/error.h"
-#include "longspan/data/packed_file.h"
+#include "longspan/data/byte_source.h"
 
 namespace longspan {
 
-std::string unpack_xz(std::string_view, const std::string& name) {
-  fail(name, ": this build has no liblzma to unpack it; unpack it by `xz -dk`, or ",
-       "build with liblzma");
+std::unique_ptr<ByteSource> open_xz(const std::string& path) {
+  fail("cannot read ", path, ": this build has no liblzma; unpack it by xz -d");
 }
 
 }  // namespace longspan

@@ -2,21 +2,14 @@
 
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
+#include <vector>
 
-#include "longspan/base/error.h"
-#include "longspan/base/read_file.h"
+#include "longspan/data/byte_source.h"
 
 namespace longspan {
 namespace {
 
 bool is_there(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
-
-bool is_packed(const std::string& path) {
-  return path.ends_with(".xz") || path.ends_with(".gz");
-}
 
 }  // namespace
 
@@ -27,14 +20,6 @@ std::string found_file(const std::string& path) {
   return path;
 }
 
-std::string read_unpacked(const std::string& path) {
-  const std::string found = found_file(path);
-  std::string bytes = read_file(found);
-  if (found.ends_with(".xz")) return unpack_xz(bytes, found);
-  if (found.ends_with(".gz")) return unpack_gzip(bytes, found);
-  return bytes;
-}
-
 void for_each_line(const std::string& path,
                    const std::function<void(std::string_view, int64_t)>& line) {
   int64_t number = 0;
@@ -42,20 +27,30 @@ void for_each_line(const std::string& path,
     if (text.ends_with('\r')) text.remove_suffix(1);
     line(text, ++number);
   };
-  const std::string found = found_file(path);
-  if (is_packed(found)) {
-    const std::string bytes = read_unpacked(found);
-    for (std::string_view left = bytes; !left.empty();) {
-      const size_t end = std::min(left.find('\n'), left.size());
-      tell(left.substr(0, end));
-      left.remove_prefix(std::min(end + 1, left.size()));
+  const auto file = open_bytes(found_file(path));
+  std::vector<char> block(size_t{1} << 20);
+  std::string begun;  // a line of which the end has not been read
+  size_t got = 0;
+  do {
+    got = file->read(block.data(), block.size());
+    for (std::string_view left(block.data(), got); !left.empty();) {
+      const size_t end = left.find('\n');
+      if (end == left.npos) {
+        begun += left;
+        break;
+      }
+      const auto part = left.substr(0, end);
+      left.remove_prefix(end + 1);
+      if (begun.empty()) {
+        tell(part);
+        continue;
+      }
+      begun += part;
+      tell(begun);
+      begun.clear();
     }
-    return;
-  }
-  std::ifstream file(found, std::ios::binary);
-  require(file.is_open(), "cannot read ", found, ": ", std::strerror(errno));
-  for (std::string text; std::getline(file, text);) tell(text);
-  require(!file.bad(), "cannot read ", found, ": ", std::strerror(errno));
+  } while (got == block.size());
+  if (!begun.empty()) tell(begun);
 }
 
 }  // namespace longspan

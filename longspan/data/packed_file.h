@@ -1,7 +1,8 @@
-// Files of data as they are handed around: plain, or packed by xz or gzip.
+// Files of data that may lie there packed.
 
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -12,18 +13,10 @@ namespace longspan {
 // `path`.gz; `path` where there is none.
 std::string found_file(const std::string& path);
 
-// Every byte of the file found so; one whose name ends in .xz or .gz is unpacked. An
-// Error names the file and what is wrong, also where this build cannot unpack it.
-std::string read_unpacked(const std::string& path);
-
-// Every line of the file found so, without its end, LF or CRLF; a plain file is not
-// held in memory. Numbers count from 1.
+// Every line of the file found so, without its end, LF or CRLF; the file is not held in
+// memory. Numbers count from 1.
 void for_each_line(
     const std::string& path,
     const std::function<void(std::string_view line, int64_t number)>& line);
-
-// The bytes that xz or gzip packed; `name` is for messages.
-std::string unpack_xz(std::string_view packed, const std::string& name);
-std::string unpack_gzip(std::string_view packed, const std::string& name);
 
 }  // namespace longspan

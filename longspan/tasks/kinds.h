@@ -1,4 +1,4 @@
-// The tasks there are; used by task.cpp alone.
+// The tasks there are; used by tasks alone.
 
 #pragma once
 
@@ -12,10 +12,11 @@ struct TaskKind {
   Task (*outline)(const TaskOptions&);
   Task (*restore)(const TaskOptions&, const std::string& labels,
                   const std::string& vocabulary);
-  Examples (*read)(const Task&, const TaskOptions&, const std::string& path);
+  std::shared_ptr<const Dataset> (*read)(const Task&, const TaskOptions&,
+                                         const std::string& path);
 };
 
-extern const TaskKind kListOps, kClassify;
+extern const TaskKind kListOps, kClassify, kImdb, kRetrieval, kCifar10, kPathfinder;
 
 // The path of a task's file: as it is where it begins with /, else in options.data.
 std::string in_data(const TaskOptions& options, const std::string& file);

@@ -78,16 +78,6 @@ std::vector<int64_t> seeds_of(const ArenaOptions& options) {
   return seeds;
 }
 
-Experiment experiment_of(const ArenaOptions& options, const ArenaEntry& entry,
-                         int64_t seed) {
-  Experiment experiment = options.experiment;
-  ConfigReader reader(fields(experiment));
-  for (const auto& [name, value] : entry.values)
-    reader.set(name, value, "arena.entries, " + entry.name + ": ");
-  experiment.train.seed = seed;
-  return experiment;
-}
-
 constexpr const char* kKnown[] = {"loss", "accuracy", "answers"};
 
 void read_result(ArenaRun& run) {
@@ -150,6 +140,16 @@ Fields fields(ArenaOptions& options) {
                  "other values of any keys; samples: K also judges by the mean of K "
                  "passes that sample"});
   return all;
+}
+
+Experiment experiment_of(const ArenaOptions& options, const ArenaEntry& entry,
+                         int64_t seed) {
+  Experiment experiment = options.experiment;
+  ConfigReader reader(fields(experiment));
+  for (const auto& [name, value] : entry.values)
+    reader.set(name, value, "arena.entries, " + entry.name + ": ");
+  experiment.train.seed = seed;
+  return experiment;
 }
 
 std::vector<ArenaEntry> arena_entries(const ArenaOptions& options) {
