@@ -16,6 +16,6 @@ if(NOT TARGET yaml-cpp)  # its name since yaml-cpp 0.8
   target_link_libraries(yaml-cpp INTERFACE yaml-cpp::yaml-cpp)
 endif()
 # Without these, files that are packed and pictures are refused.
-foreach(package IN ITEMS LibLZMA ZLIB PNG)
-  find_package(${package})
-endforeach()
+find_package(ZLIB QUIET)
+find_package(LibLZMA QUIET)
+find_package(PNG QUIET)

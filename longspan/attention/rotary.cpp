@@ -10,6 +10,12 @@ namespace longspan {
 
 using torch::Tensor;
 
+bool can_turn(const Mechanism& row) {
+  if (!std::holds_alternative<Mechanism::Make<Attention>>(row.make))
+    return row.can.rotary;
+  return row.projections != Projections::v && row.projections != Projections::none;
+}
+
 Tensor rotated(const Tensor& x, const Tensor& positions, double base) {
   require(x.dim() == 4 && x.size(3) % 2 == 0,
           "rotary positions need heads of an even width, got ", shape(x));

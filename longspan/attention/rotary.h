@@ -5,7 +5,13 @@
 
 #include <torch/types.h>
 
+#include "longspan/attention/mechanism.h"
+
 namespace longspan {
+
+// Whether a mechanism's projections, or those inside it, can turn queries and keys:
+// whether it honours pass.rotary.
+bool can_turn(const Mechanism& row);
 
 // x: [B, H, N, d], d even; positions: [N] or [B, N] integer. Numbers a and a + d/2 of a
 // head are turned by position * base^(-2a/d).

@@ -1,5 +1,6 @@
 #include "longspan/attention/mechanism.h"
 
+#include "longspan/attention/rotary.h"
 #include "longspan/base/error.h"
 #include "longspan/base/shapes.h"
 
@@ -94,17 +95,6 @@ auto Part::guarded(Pass& pass, Work work) const {
     throw;
   }
 }
-
-namespace {
-
-// Whether its projections, or those inside it, can turn queries and keys.
-bool can_turn(const Mechanism& row) {
-  if (!std::holds_alternative<Mechanism::Make<Attention>>(row.make))
-    return row.can.rotary;
-  return row.projections != Projections::v && row.projections != Projections::none;
-}
-
-}  // namespace
 
 void Part::check_pass(const Pass& pass, int64_t examples, int64_t tokens) const {
   const auto& [name, can] = std::tie(mechanism_->name, mechanism_->can);

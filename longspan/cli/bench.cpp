@@ -175,6 +175,7 @@ void add_bench(CLI::App& program) {
   });
   add_bench_kernels(*verb);
   add_bench_attention(*verb);
+  add_bench_decode(*verb);
 }
 
 }  // namespace longspan::cli

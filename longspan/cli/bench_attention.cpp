@@ -2,7 +2,6 @@
 
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <set>
 
 #include <c10/util/Exception.h>
@@ -11,11 +10,10 @@
 #include "longspan/cli/attention_report.h"
 #include "longspan/cli/commands.h"
 #include "longspan/cli/device.h"
+#include "longspan/cli/value_list.h"
 
 namespace longspan::cli {
 namespace {
-
-constexpr int64_t kLongest = int64_t{1} << 24;
 
 struct AttentionOptions {
   std::string mechanisms, lengths = "512,1024,2048,4096", preset, plot;
@@ -24,22 +22,6 @@ struct AttentionOptions {
   Turns turns = {};
   bool json = false;
 };
-
-// What stands between commas, or in a YAML list.
-Value::List list_of(const std::string& option, const std::string& text) {
-  std::optional<Value> read;
-  try {
-    // As the value of a key it must end where the list does.
-    read = Value::parse("list: [" + text + "]").as<Value::Map>()->at("list");
-  } catch (const Error&) {
-    fail(option, " must be a list, separated by commas, got '", text, "'");
-  }
-  const auto* list = read->as<Value::List>();
-  if (list->size() == 1 && list->front().as<Value::List>())
-    list = list->front().as<Value::List>();
-  require(!list->empty(), option, " must be one or more, separated by commas");
-  return *list;
-}
 
 std::vector<Candidate> candidates(const AttentionOptions& options) {
   std::vector<Candidate> found;
@@ -51,18 +33,6 @@ std::vector<Candidate> candidates(const AttentionOptions& options) {
     if (!options.preset.empty()) given.merge(preset(row, options.preset));
     const auto complete = Settings::complete(row.name, row.settings, given);
     found.push_back({row, given, complete.values()});
-  }
-  return found;
-}
-
-std::set<int64_t> lengths(const AttentionOptions& options) {
-  std::set<int64_t> found;
-  for (const Value& value : list_of("--lengths", options.lengths)) {
-    const auto* length = value.as<int64_t>();
-    require(length && *length >= 1 && *length <= kLongest,
-            "--lengths must be whole numbers between 1 and ", kLongest, ", got ",
-            value.text());
-    found.insert(*length);
   }
   return found;
 }
@@ -107,7 +77,8 @@ void measure(Candidate& candidate, const std::set<int64_t>& lengths,
 }
 
 void bench_attention(AttentionOptions options) {
-  const auto all_lengths = argument([&] { return lengths(options); });
+  const auto all_lengths =
+      argument([&] { return lengths_of("--lengths", options.lengths); });
   auto measured = argument([&] { return candidates(options); });
   options.setup.device = argument([&] { return usable_device(options.device); });
   options.setup.type = options.type == "float" ? torch::kFloat : torch::kBFloat16;

@@ -25,9 +25,11 @@ void add_data(CLI::App& program);
 void add_train(CLI::App& program);
 void add_eval(CLI::App& program);
 void add_predict(CLI::App& program);
+void add_generate(CLI::App& program);
 void add_arena(CLI::App& program);
 void add_bench(CLI::App& program);
 void add_bench_kernels(CLI::App& bench);
 void add_bench_attention(CLI::App& bench);
+void add_bench_decode(CLI::App& bench);
 
 }  // namespace longspan::cli

@@ -13,11 +13,26 @@
 #include "longspan/cli/data_origins.h"
 #include "longspan/data/grey_image.h"
 #include "longspan/data/listops.h"
+#include "longspan/data/made_text.h"
 #include "longspan/data/pathfinder_files.h"
+#include "longspan/data/token_file.h"
 #include "longspan/tasks/task.h"
 
 namespace longspan::cli {
 namespace {
+
+namespace fs = std::filesystem;
+
+void make_folder(const std::string& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  require(!error, "cannot make the folder ", folder, ": ", error.message());
+}
+
+void check_free(const std::string& path, bool overwrite) {
+  require(overwrite || !fs::exists(path), path,
+          " is there already; choose another folder, or --overwrite");
+}
 
 struct ListOpsFiles {
   std::string folder;
@@ -28,16 +43,12 @@ struct ListOpsFiles {
 };
 
 void make_listops(const ListOpsFiles& files) {
-  namespace fs = std::filesystem;
   const auto path = [&](const char* split) {
     return (fs::path(files.folder) / ("basic_" + std::string(split) + ".tsv")).string();
   };
   for (const char* split : {"train", "val", "test"})
-    require(files.overwrite || !fs::exists(path(split)), path(split),
-            " is there already; choose another folder, or --overwrite");
-  std::error_code error;
-  fs::create_directories(files.folder, error);
-  require(!error, "cannot make the folder ", files.folder, ": ", error.message());
+    check_free(path(split), files.overwrite);
+  make_folder(files.folder);
 
   const auto examples = generate_listops(files.train + files.valid + files.test,
                                          files.seed, files.options);
@@ -49,6 +60,7 @@ void make_listops(const ListOpsFiles& files) {
                {"val", all.subspan(files.train, files.valid)},
                {"test", all.subspan(files.train + files.valid, files.test)}};
   // Old and new files never stand together: what was there goes before the first comes.
+  std::error_code error;
   for (const auto& [split, part] : parts) fs::remove(path(split), error);
   for (const auto& [split, part] : parts) {
     write_listops(path(split), part);
@@ -181,6 +193,112 @@ void add_origin(CLI::App& verb, const Origin& origin) {
   });
 }
 
+struct TextFile {
+  std::string folder;
+  int64_t bytes = 200000;
+  uint64_t seed = 1;
+  bool overwrite = false;
+};
+
+void write_text(const TextFile& file) {
+  const std::string path = (fs::path(file.folder) / "text.txt").string();
+  check_free(path, file.overwrite);
+  make_folder(file.folder);
+  const std::string text = make_text(file.bytes, file.seed);
+  write_whole(path, text);
+  std::cout << path << ": " << text.size() << " bytes\n";
+}
+
+struct TokenFiles {
+  TextSplitOptions text = {};
+  TokenizerOptions tokens = {};
+  std::string folder;
+  bool overwrite = false;
+};
+
+void write_tokens(const TokenFiles& files) {
+  const auto path = [&](size_t split) {
+    return (fs::path(files.folder) / (std::string(kSplits[split]) + ".ids")).string();
+  };
+  for (size_t split = 0; split < kSplits.size(); ++split)
+    check_free(path(split), files.overwrite);
+  const TextSplits splits(files.text);
+  const auto tokens =
+      build_text_tokens(files.tokens, splits.training(files.tokens.kind == "bytes"));
+  make_folder(files.folder);
+  const auto end_of_text = static_cast<int32_t>(tokens->ids());
+  const TokenFileFacts facts{
+      .kind = files.tokens.kind, .vocabulary = tokens->saved(), .ids = end_of_text + 1};
+  TokenFileWriter train(path(0), facts), valid(path(1), facts), test(path(2), facts);
+  const auto counts = splits.encode(*tokens, end_of_text, {&train, &valid, &test});
+  train.commit(counts[0]);
+  valid.commit(counts[1]);
+  test.commit(counts[2]);
+  std::cout << tokens->describe() << '\n';
+  for (size_t split = 0; split < kSplits.size(); ++split)
+    std::cout << path(split) << ": " << counts[split].bytes << " bytes, "
+              << counts[split].words << " words, " << counts[split].documents
+              << " documents, " << open_token_file(path(split)).tokens.size()
+              << " tokens\n";
+}
+
+void add_text(CLI::App& verb) {
+  auto* const text = verb.add_subcommand(
+      "text", "made-up text, text.txt, to try a model of text with");
+  text->footer("Example:\n  longspan data text --out small");
+  const auto file = std::make_shared<TextFile>();
+  text->add_option("--out", file->folder, "the folder to write to")->required();
+  text->add_option("--bytes", file->bytes, "about so many")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 32));
+  text->add_option("--seed", file->seed, "one seed, one text")->capture_default_str();
+  text->add_flag("--overwrite", file->overwrite, "replace a file that is there");
+  text->callback([=] { write_text(*file); });
+}
+
+void add_tokens(CLI::App& verb) {
+  auto* const tokens = verb.add_subcommand(
+      "tokens",
+      "cuts text into tokens once and for all: train.ids, valid.ids, test.ids, which "
+      "the task text reads without having them in memory");
+  tokens->footer(
+      "Examples:\n"
+      "  longspan data tokens --train enwik8 --valid-share 0.05 --test-share 0.05 "
+      "--out ids\n"
+      "  longspan data tokens --train pg19/train --valid pg19/validation --test "
+      "pg19/test --tokens sentencepiece --vocabulary 32000 --out ids");
+  const auto files = std::make_shared<TokenFiles>();
+  tokens->add_option("--out", files->folder, "the folder to write to")->required();
+  tokens->add_option("--train", files->text.train, "a file or folder of text")
+      ->required();
+  tokens->add_option("--valid", files->text.valid, "the same to choose by");
+  tokens->add_option("--test", files->text.test, "the same to judge by");
+  const auto number = [&](const char* name, auto& value, auto least, auto most,
+                          const char* help) {
+    tokens->add_option(name, value, help)
+        ->capture_default_str()
+        ->check(CLI::Range(least, most));
+  };
+  number("--valid-share", files->text.valid_share, 0.0, 0.9,
+         "of train, without --valid");
+  number("--test-share", files->text.test_share, 0.0, 0.9, "of train, without --test");
+  number("--seed", files->text.seed, int64_t{0}, int64_t{1} << 32,
+         "draws the documents of shares");
+  tokens->add_option("--text", files->text.column, "the column or key of the text")
+      ->capture_default_str();
+  tokens->add_option("--tokens", files->tokens.kind, "bytes, words or sentencepiece")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"bytes", "words", "sentencepiece"}));
+  number("--vocabulary", files->tokens.vocabulary, int64_t{4}, int64_t{10'000'000},
+         "ids at most, of words and sentencepiece");
+  number("--least-count", files->tokens.least_count, int64_t{1}, int64_t{1} << 30,
+         "rarer words are unknown");
+  tokens->add_option("--sentencepiece-model", files->tokens.model,
+                     "a model file; else one is trained");
+  tokens->add_flag("--overwrite", files->overwrite, "replace files that are there");
+  tokens->callback([=] { write_tokens(*files); });
+}
+
 }  // namespace
 
 void add_data(CLI::App& program) {
@@ -189,6 +307,8 @@ void add_data(CLI::App& program) {
   verb->require_subcommand(1);
   for (const Origin& origin : kOrigins) add_origin(*verb, origin);
   add_pathfinder(*verb);
+  add_text(*verb);
+  add_tokens(*verb);
   auto* const listops = verb->add_subcommand(
       "listops",
       "ListOps in the files of the Long Range Arena: basic_train.tsv, "

@@ -12,7 +12,7 @@ namespace {
 
 struct EvalOptions {
   std::string run, checkpoint = "best", split = "test", file, data, device;
-  int64_t batch = 16, samples = 0;
+  int64_t batch = 16, samples = 0, context = -1;
   bool json = false;
 };
 
@@ -20,6 +20,7 @@ void evaluate(const EvalOptions& options) {
   TrainedModel trained = open_run(options.run, options.checkpoint, options.device);
   TaskOptions& from = trained.experiment.task;
   if (!options.data.empty()) from.data = options.data;
+  if (options.context >= 0) from.context = options.context;
   Task task = trained.task;
   if (options.file.empty()) {
     task = open_task(from);
@@ -30,7 +31,7 @@ void evaluate(const EvalOptions& options) {
             ": the training file has changed since; judge on a file ",
             "of its own by --file");
   } else {
-    task.texts["test"] = read_examples(trained.task, from, options.file);
+    read_test(task, from, options.file);
   }
   const std::string split = options.file.empty() ? options.split : "test";
   const auto objective = trained.model.objective(task);
@@ -91,6 +92,10 @@ void add_eval(CLI::App& program) {
                    "that draw the keys they meet (ssa); 0: one pass that meets all")
       ->capture_default_str()
       ->check(CLI::Range(0, 10000));
+  verb->add_option("--context", options->context,
+                   "of a text: windows begin with so many tokens of the one before, of "
+                   "which nothing is asked; else as trained")
+      ->check(CLI::Range(0, 1 << 30));
   verb->add_flag("--json", options->json, "one line of JSON");
   add_threads(*verb);
   verb->callback([=] { evaluate(*options); });

@@ -72,6 +72,7 @@ int run(int count, char** words) {
   add_train(program);
   add_eval(program);
   add_predict(program);
+  add_generate(program);
   add_arena(program);
   add_bench(program);
   try {

@@ -47,6 +47,17 @@ class Pieces final : public Tokenizer {
     return pieces;
   }
 
+  std::string decode(std::span<const int32_t> ids) const override {
+    std::vector<int> pieces;
+    for (const int32_t id : ids)
+      if (id > 0 && id <= processor_.GetPieceSize() && !processor_.IsUnknown(id - 1))
+        pieces.push_back(id - 1);
+    std::string text;
+    require(processor_.Decode(pieces, &text).ok(), "sentencepiece: cannot decode ",
+            ids.size(), " ids");
+    return text;
+  }
+
   std::string describe() const override {
     return "sentencepiece, " + std::to_string(ids()) + " ids";
   }

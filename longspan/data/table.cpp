@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "longspan/base/error.h"
-#include "longspan/base/read_file.h"
 #include "longspan/base/words.h"
+#include "longspan/data/byte_source.h"
 
 namespace longspan {
 namespace {
@@ -64,7 +64,7 @@ std::vector<std::string> beginnings(std::vector<std::string> names) {
 class Scanner {
  public:
   explicit Scanner(const std::string& path)
-      : path_(path), contents_(read_file(path)), rest_(contents_) {
+      : path_(path), contents_(read_unpacked(path)), rest_(contents_) {
     const size_t good = utf8_size(rest_);
     if (good < rest_.size()) {
       const auto lines = std::count(rest_.begin(), rest_.begin() + good, '\n');
@@ -294,9 +294,11 @@ std::vector<LabelledText> read_json_lines(Scanner& scanner,
 
 std::vector<LabelledText> read_table(const std::string& path,
                                      const TableOptions& options) {
-  const bool is_tsv = path.ends_with(".tsv"), is_json = path.ends_with(".jsonl");
+  const std::string name = unpacked_name(path);
+  const bool is_tsv = name.ends_with(".tsv");
+  const bool is_json = name.ends_with(".jsonl") || name.ends_with(".json");
   argument([&] {
-    require(is_tsv || is_json || path.ends_with(".csv"), "cannot tell the layout of ",
+    require(is_tsv || is_json || name.ends_with(".csv"), "cannot tell the layout of ",
             path, ": its name must end in .tsv, .csv or .jsonl");
     require(!options.labels || options.text != options.label,
             "text and label must be different columns, got '", options.text,

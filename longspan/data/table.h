@@ -21,11 +21,13 @@ struct TableOptions {
   bool labels = true;  // false: the label column is neither needed nor read
 };
 
-// The rows of a .tsv, .csv or .jsonl file, by the end of its name.
+// The rows of a .tsv, .csv or .jsonl file, by the end of its name, which may be
+// followed by .gz or .xz.
 //   tsv:   columns between tabs, taken as they are;
 //   csv:   as RFC 4180: quotes around fields with commas, quotes ("" for one) or line
 //          ends;
-//   jsonl: one object a line; the text a string, the label a string, whole number or
+//   jsonl, json: one object a line; the text a string, the label a string, whole number
+//   or
 //          boolean.
 // Lines end in LF or CRLF; a byte order mark at the beginning and empty lines are
 // skipped. Every other departure is an Error that names file and line: a missing or

@@ -23,6 +23,13 @@ class Bytes final : public Tokenizer {
     return ids;
   }
 
+  std::string decode(std::span<const int32_t> ids) const override {
+    std::string text;
+    for (const int32_t id : ids)
+      if (id > 0 && id < 257) text += static_cast<char>(id - 1);
+    return text;
+  }
+
   std::string describe() const override { return "bytes, 257 ids"; }
   std::string saved() const override { return ""; }
 };
@@ -84,6 +91,16 @@ class Words final : public Tokenizer {
       return found == ids_.end() ? kUnknown : found->second;
     });
     return ids;
+  }
+
+  std::string decode(std::span<const int32_t> ids) const override {
+    std::string text;
+    for (const int32_t id : ids) {
+      if (id < kFirstWord || id >= this->ids()) continue;
+      if (!text.empty()) text += ' ';
+      text += words_[static_cast<size_t>(id - kFirstWord)];
+    }
+    return text;
   }
 
   std::string describe() const override {

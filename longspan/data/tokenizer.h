@@ -17,6 +17,8 @@ class Tokenizer {
 
   virtual int64_t ids() const = 0;  // how many there are, padding included
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
+  // Text that has these ids, as far as they tell; without unknown and other ids.
+  virtual std::string decode(std::span<const int32_t> ids) const = 0;
   virtual std::string describe() const = 0;  // "bytes, 257 ids"
 
   // What restore_tokenizer() needs beside the kind.

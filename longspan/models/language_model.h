@@ -35,6 +35,7 @@ class LanguageModel : public torch::nn::Module {
 
   Carry carry() const { return transformer_->carry(); }
   int64_t ids() const { return ids_; }
+  Sees sees() const { return sees_; }
   // How many tokens it was made for at once.
   int64_t longest() const { return longest_; }
 

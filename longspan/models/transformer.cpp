@@ -1,6 +1,7 @@
 #include "longspan/models/transformer.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <sstream>
 #include <utility>
@@ -9,6 +10,7 @@
 
 #include "longspan/attention/linear_map.h"
 #include "longspan/attention/projected.h"
+#include "longspan/attention/rotary.h"
 #include "longspan/base/error.h"
 #include "longspan/base/shapes.h"
 #include "longspan/base/words.h"
@@ -20,6 +22,8 @@ namespace longspan {
 namespace {
 
 using torch::Tensor;
+
+constexpr char kPositions[] = "sinusoidal|learned|rotary|alibi|t5|grid|none";
 
 Norm norm_called(const std::string& name) {
   if (name == "pre") return Norm::pre;
@@ -124,6 +128,19 @@ Tensor sinusoids(int64_t count, int64_t width) {
   return table;
 }
 
+std::vector<int64_t> cutoffs_of(const Value& value) {
+  std::vector<int64_t> cutoffs;
+  const auto* const list = value.as<Value::List>();
+  bool fits = list != nullptr;
+  for (size_t i = 0; fits && i < list->size(); ++i) {
+    const auto* const id = (*list)[i].as<int64_t>();
+    fits = id != nullptr;
+    if (fits) cutoffs.push_back(*id);
+  }
+  require(fits, "model.cutoffs must be a list of whole numbers, got ", value.text());
+  return cutoffs;
+}
+
 }  // namespace
 
 Fields fields(TransformerOptions& o) {
@@ -160,7 +177,32 @@ Fields fields(TransformerOptions& o) {
        "published settings of the mechanism, as `longspan describe` names them"},
       {"norm", &o.norm, "where layer norms stand in a block", "pre|post|sandwich"},
       {"activation", &o.activation, "inside the feed-forward", "gelu|gelu_tanh|relu"},
-      {"positions", &o.positions, "added to the embeddings", "sinusoidal|learned|none"},
+      {"positions", &o.positions,
+       "added to the embeddings (sinusoidal, learned), turning queries and keys "
+       "(rotary), or a bias of scores, for mechanisms that take one: a slope by "
+       "distance "
+       "(alibi), learned by distance (t5) or by distances of rows and columns (grid)",
+       kPositions},
+      {"rotary_base",
+       &o.rotary_base,
+       "rotary: the slowest of a head's numbers turns by about 1 / this a token",
+       {},
+       1.000001},
+      {"t5_buckets", &o.t5_buckets, "t5: how many numbers a head learns", {}, 2, 1e6},
+      {"t5_reach",
+       &o.t5_reach,
+       "t5: the distance from which on all share one",
+       {},
+       1,
+       1e9},
+      {"grid_width", &o.grid_width, "grid: tokens in a row", {}, 0, 1e9},
+      {"tied", &o.tied,
+       "a language model's tokens are read and foretold by the same vectors"},
+      {"cutoffs", &o.cutoffs,
+       "[c1, c2, ..]: ids in the order of their frequency, those from each of these on "
+       "with narrower vectors and foretold in two steps (Baevski and Auli 2019, "
+       "arXiv:1809.10853; Grave et al. 2017, arXiv:1609.04309)"},
+      {"divisor", &o.divisor, "of the width from one cutoff to the next", {}, 1, 1e5},
       {"pooling", &o.pooling,
        "what the classifier reads: a learned token at the front, the mean of all, or "
        "what a learned query finds in all by attention",
@@ -216,7 +258,11 @@ Transformer::Transformer(const TransformerOptions& options, const Inputs& inputs
   const int64_t width = sizes_.embedding;
   vocabulary_ = register_module(
       "vocabulary", std::make_shared<Vocabulary>(
-                        ids, width, VocabularyOptions{.predicts = predicts}));
+                        ids, width,
+                        VocabularyOptions{.predicts = predicts,
+                                          .tied = options.tied,
+                                          .cutoffs = cutoffs_of(options.cutoffs),
+                                          .divisor = options.divisor}));
   if (predicts && !causal)
     kinds_ = register_parameter("kinds", torch::randn({2, width}) * 0.02);
   if (cls) cls_ = register_parameter("cls", torch::zeros(width));
@@ -226,6 +272,28 @@ Transformer::Transformer(const TransformerOptions& options, const Inputs& inputs
   if (options.positions == "learned")
     positions_ =
         register_parameter("positions", torch::randn({longest_, width}) * 0.02);
+  const auto kinds_of_positions = split_choices(kPositions);
+  require(std::ranges::count(kinds_of_positions, options.positions) > 0,
+          "model.positions: no choice '", options.positions, "'",
+          hint(options.positions, kinds_of_positions));
+  require(options.positions != "rotary" || sizes_.head_width % 2 == 0,
+          "model.positions: rotary needs heads of an even width, got ",
+          sizes_.head_width);
+  require(options.positions != "grid" || front_ == 0,
+          "model.positions: grid needs a sequence that begins with its first row, but ",
+          front_, " learned tokens stand in front; use model.pooling: mean and no ",
+          "model.global_tokens");
+  if (PositionBias::has_kind(options.positions))
+    position_bias_ = register_module(
+        "position_bias", std::make_shared<PositionBias>(
+                             PositionBiasOptions{.kind = options.positions,
+                                                 .heads = sizes_.heads,
+                                                 .layers = options.layers,
+                                                 .longest = longest_,
+                                                 .causal = causal,
+                                                 .buckets = options.t5_buckets,
+                                                 .reach = options.t5_reach,
+                                                 .width = options.grid_width}));
 
   shared_ = std::make_shared<Shared>();
   const auto chosen = mechanisms_of(options);
@@ -260,6 +328,21 @@ void Transformer::check_reversible(const Mechanism& row) const {
           " has a residual of its own, which cannot be run backwards");
 }
 
+void Transformer::check_positions(const Mechanism& row) const {
+  const std::string& kind = options_.positions;
+  const char* const others = can_turn(row) ? "sinusoidal, learned, rotary or none"
+                                           : "sinusoidal, learned or none";
+  require(kind != "rotary" || can_turn(row), "model.positions: ", row.name,
+          " has no queries and keys that rotary could turn; use ", others);
+  require(!position_bias_ || row.can.bias, "model.positions: ", row.name,
+          " takes no bias of scores, which ", kind, " is; use ", others);
+}
+
+void Transformer::tell_positions(Pass& pass, int64_t layer, const Tensor& x) {
+  pass.rotary = options_.positions == "rotary" ? options_.rotary_base : 0;
+  pass.bias = position_bias_ ? position_bias_->of(layer, x) : Bias{};
+}
+
 void Transformer::note_carry(const Mechanism& row) {
   require(
       carry_ == Carry::none || row.can.carry == Carry::none || carry_ == row.can.carry,
@@ -290,6 +373,7 @@ Transformer::Layer Transformer::make_layer(const Mechanism& row,
   require(!inputs_.causal || row.can.causal != Causal::never,
           "model.attention: ", row.name,
           " has no causal form, but this model sees only tokens before");
+  check_positions(row);
   note_carry(row);
   if (row.seam() != "stack") {
     require(row.seam() != "feed_forward", "model.attention: ", row.name,
@@ -343,8 +427,11 @@ Tensor Transformer::positions(int64_t first, int64_t count, const Tensor& like) 
   }
   if (!positions_.defined() || positions_.size(0) < end ||
       positions_.options().device() != like.device() ||
-      positions_.scalar_type() != like.scalar_type())
-    positions_ = sinusoids(end, sizes_.embedding).to(like.options());
+      positions_.scalar_type() != like.scalar_type()) {
+    // More than are asked for: decoding asks for one more each time.
+    const auto rows = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(end)));
+    positions_ = sinusoids(rows, sizes_.embedding).to(like.options());
+  }
   return positions_.slice(0, first, end);
 }
 
@@ -364,7 +451,7 @@ Tensor Transformer::embedded(const Tensor& ids, const Tensor& kinds, Pass& pass)
   put_in_front(global_, front_ - int64_t{cls_.defined()});
   all.push_back(x);
   if (front_ > 0) x = torch::cat(all, 1);
-  if (options_.positions != "none") {
+  if (options_.positions == "sinusoidal" || options_.positions == "learned") {
     const int64_t past = pass.state ? pass.state->tokens : 0;
     x = x + spread(positions(past, x.size(1), x), x.sizes());
   }
@@ -372,6 +459,15 @@ Tensor Transformer::embedded(const Tensor& ids, const Tensor& kinds, Pass& pass)
   pass.draw.enter(0);
   const Key key = pass.draw.key();
   return pass.training && options_.dropout > 0 ? dropout(x, options_.dropout, key) : x;
+}
+
+// Of all layers.
+std::vector<Tensor> Transformer::shared_parameters() const {
+  std::vector<Tensor> all = shared_->parameters();
+  if (position_bias_)
+    for (const Tensor& parameter : position_bias_->parameters())
+      all.push_back(parameter);
+  return all;
 }
 
 Tensor Transformer::recomputed(Block& block, int64_t layer, const Tensor& x,
@@ -386,11 +482,12 @@ Tensor Transformer::recomputed(Block& block, int64_t layer, const Tensor& x,
   before.losses.clear();
   before.choices = choices.get();
   auto used = block.parameters();
-  for (const Tensor& parameter : shared_->parameters()) used.push_back(parameter);
+  for (const Tensor& parameter : shared_parameters()) used.push_back(parameter);
   const auto outs = recompute(
-      [=, &block](const std::vector<Tensor>& in, bool again) {
+      [=, this, &block](const std::vector<Tensor>& in, bool again) {
         Pass inner = before;
         inner.replay = again;
+        tell_positions(inner, layer, in[0]);
         std::vector<Tensor> made = {through(block, layer, in[0], inner)};
         names->clear();
         for (const auto& [name, loss] : inner.losses) {
@@ -424,11 +521,12 @@ Tensor Transformer::reversed(const Tensor& x, Pass& pass) {
     Block& block = *layers_[static_cast<size_t>(layer)].block;
     const auto kept = std::make_shared<Kept>();
     auto used = block.parameters();
-    for (const Tensor& parameter : shared_->parameters()) used.push_back(parameter);
+    for (const Tensor& parameter : shared_parameters()) used.push_back(parameter);
     const auto add_step = [&](bool first) {
-      const auto f = [=, &block](const std::vector<Tensor>& in, bool again) {
+      const auto f = [=, this, &block](const std::vector<Tensor>& in, bool again) {
         Pass inner = before;
         inner.replay = again;
+        tell_positions(inner, layer, in[0]);
         inner.choices = &kept->choices;
         const InLayer entered(inner, layer, block.mechanism());
         if (!first) inner.draw = kept->draw;
@@ -474,6 +572,7 @@ Stream Transformer::forward(const Tensor& ids, const Tensor& tokens, Pass& pass,
   if (options_.reversible) x = reversed(x, pass);
   for (int64_t layer = 0; layer < options_.layers && !options_.reversible; ++layer) {
     const auto& [block, stack] = layers_[static_cast<size_t>(layer)];
+    tell_positions(pass, layer, x);
     if (block) {
       const bool again = options_.recompute && torch::GradMode::is_enabled();
       x = again ? recomputed(*block, layer, x, pass) : through(*block, layer, x, pass);

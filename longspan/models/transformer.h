@@ -13,6 +13,7 @@
 #include "longspan/attention/mechanism.h"
 #include "longspan/base/config.h"
 #include "longspan/models/block.h"
+#include "longspan/models/position_bias.h"
 #include "longspan/models/vocabulary.h"
 
 namespace longspan {
@@ -32,6 +33,13 @@ struct TransformerOptions {
   std::string norm = "pre";
   std::string activation = "gelu";
   std::string positions = "sinusoidal";
+  double rotary_base = 10000;
+  int64_t t5_buckets = 32;
+  int64_t t5_reach = 128;
+  int64_t grid_width = 0;
+  bool tied = true;
+  Value cutoffs = Value::List{};
+  int64_t divisor = 4;
   std::string pooling = "cls";
   std::string head = "mlp";
   bool projection_bias = false;
@@ -81,9 +89,13 @@ class Transformer : public torch::nn::Module {
   };
 
   void check_reversible(const Mechanism& row) const;
+  void check_positions(const Mechanism& row) const;
+  // Before a layer: how it is told of positions.
+  void tell_positions(Pass& pass, int64_t layer, const torch::Tensor& x);
   Layer make_layer(const Mechanism& row, const Value::Map& settings,
                    const Sizes& sizes);
   void note_carry(const Mechanism& row);
+  std::vector<torch::Tensor> shared_parameters() const;
   torch::Tensor embedded(const torch::Tensor& ids, const torch::Tensor& kinds,
                          Pass& pass);
   torch::Tensor recomputed(Block& block, int64_t layer, const torch::Tensor& x,
@@ -98,6 +110,7 @@ class Transformer : public torch::nn::Module {
   int64_t longest_ = 0, front_ = 0;  // front_: learned tokens in front
   std::shared_ptr<Vocabulary> vocabulary_;
   torch::Tensor cls_, global_, positions_, kinds_;
+  std::shared_ptr<PositionBias> position_bias_;
   std::shared_ptr<Shared> shared_;
   std::vector<Layer> layers_;
   std::shared_ptr<LayerNorm> norm_;  // after the last block, unless it ends in one

@@ -5,6 +5,7 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -29,18 +30,41 @@ class Vocabulary : public torch::nn::Module {
 
   // x: [n, E]; targets: [n] int64, -1 where nothing is asked. Returns the negative
   // log-probabilities [n], float, 0 where nothing is asked, and where the target is the
-  // likeliest [n], bool.
+  // likeliest [n], bool. With cutoffs, rare ids cost only where they are the target or
+  // might be likelier than it.
   std::pair<torch::Tensor, torch::Tensor> judge(const torch::Tensor& x,
                                                 const torch::Tensor& targets) const;
 
   // x: [.., E] -> [.., ids] float.
   torch::Tensor log_probabilities(const torch::Tensor& x) const;
 
-  torch::Dtype type() const { return embedding_.scalar_type(); }
+  torch::Dtype type() const { return in_.front().vectors.scalar_type(); }
 
  private:
+  // Ids first .. first + count - 1.
+  struct Band {
+    int64_t first = 0;
+    torch::Tensor vectors = {};     // [count, w]
+    torch::Tensor projection = {};  // [E, w]; undefined: w is E
+
+    int64_t count() const { return vectors.size(0); }
+    // [.., w] -> [.., E]
+    torch::Tensor widened(const torch::Tensor& x) const;
+    // x: [.., E] -> [.., count]
+    torch::Tensor scores(const torch::Tensor& x) const;
+  };
+
+  std::vector<Band> make_bands(const std::string& name, int64_t ids, int64_t width);
+  // The logarithms of the probabilities of the first band's ids, then of the other
+  // bands: [.., count + bands - 1].
+  torch::Tensor head(const torch::Tensor& x) const;
+  std::pair<torch::Tensor, torch::Tensor> judge_bands(
+      const torch::Tensor& x, const torch::Tensor& targets) const;
+
   VocabularyOptions options_;
-  torch::Tensor embedding_, bias_;
+  std::vector<Band> in_, out_;
+  torch::Tensor bias_;   // [ids], without cutoffs
+  torch::Tensor bands_;  // [bands - 1, E]: vectors of the bands after the first
 };
 
 }  // namespace longspan

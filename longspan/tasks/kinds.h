@@ -16,7 +16,8 @@ struct TaskKind {
                                          const std::string& path);
 };
 
-extern const TaskKind kListOps, kClassify, kImdb, kRetrieval, kCifar10, kPathfinder;
+extern const TaskKind kListOps, kClassify, kImdb, kRetrieval, kCifar10, kPathfinder,
+    kText;
 
 // The path of a task's file: as it is where it begins with /, else in options.data.
 std::string in_data(const TaskOptions& options, const std::string& file);

@@ -10,8 +10,8 @@
 namespace longspan {
 namespace {
 
-const TaskKind* const kKinds[] = {&kListOps, &kImdb,       &kRetrieval,
-                                  &kCifar10, &kPathfinder, &kClassify};
+const TaskKind* const kKinds[] = {&kListOps,    &kImdb,     &kRetrieval, &kCifar10,
+                                  &kPathfinder, &kClassify, &kText};
 
 const TaskKind& find_kind(const std::string& name) {
   std::vector<std::string> names;
@@ -34,11 +34,12 @@ size_t commonest(const std::map<int64_t, int64_t>& counts) {
 Fields fields(TaskOptions& o) {
   return {
       {"name", &o.name, "the task",
-       "listops|imdb|retrieval|cifar10|pathfinder|classify"},
+       "listops|imdb|retrieval|cifar10|pathfinder|classify|text"},
       {"data", &o.data, "the folder of its files; also --data"},
       {"longest",
        &o.longest,
-       "sequences are cut to so many tokens; 0: the longest of the data",
+       "sequences are cut to so many tokens, text into windows of so many; 0: the "
+       "longest of the data, windows of 1024",
        {},
        0},
       {"examples",
@@ -54,32 +55,51 @@ Fields fields(TaskOptions& o) {
       {"size", &o.size, "pathfinder: pixels a side, 32, 64, 128 or 256", {}, 32, 256},
       {"difficulty", &o.difficulty, "pathfinder: length of the curves",
        "easy|intermediate|hard"},
-      {"train", &o.train, "classify: the file to train on, .tsv, .csv or .jsonl"},
-      {"valid", &o.valid, "classify: the file to choose by; empty: a share of train"},
-      {"test", &o.test, "classify: the file to judge by; empty: a share of train"},
+      {"train", &o.train,
+       "the file to train on; classify: .tsv, .csv or .jsonl; text: any text, a folder "
+       "of texts, or tokens"},
+      {"valid", &o.valid, "the file to choose by; empty: a share of train"},
+      {"test", &o.test, "the file to judge by; empty: a share of train"},
       {"valid_share",
        &o.valid_share,
-       "classify: that share; imdb, cifar10, pathfinder: the share of what is to train "
-       "on that is chosen by; imdb, 0: chosen by the test set, as published",
+       "that share; imdb, 0: chosen by the test set, as published",
        {},
        0,
        0.9},
-      {"test_share", &o.test_share, "classify, pathfinder: that share", {}, 0, 0.9},
+      {"test_share", &o.test_share, "that share", {}, 0, 0.9},
       {"split_seed", &o.split_seed, "chooses shares and drawn examples", {}, 0},
-      {"text", &o.text, "classify: column of the text, by name, or number from 1"},
+      {"text", &o.text, "column of the text, by name, or number from 1"},
       {"label", &o.label, "classify: column of the label, by name, or number from 1"},
-      {"tokens", &o.tokens, "classify, imdb: what a text is cut into",
-       "bytes|words|sentencepiece"},
+      {"tokens", &o.tokens, "what a text is cut into", "bytes|words|sentencepiece"},
       {"vocabulary",
        &o.vocabulary,
-       "classify, imdb: ids at most, of words and sentencepiece",
+       "ids at most, of words and sentencepiece",
        {},
        3,
        1e7},
-      {"least_count", &o.least_count, "classify, imdb: rarer words are unknown", {}, 1},
+      {"least_count", &o.least_count, "rarer words are unknown", {}, 1},
       {"lower_case", &o.lower_case, "classify, imdb: words without capital letters"},
       {"sentencepiece_model", &o.sentencepiece_model,
-       "classify, imdb: a model file; empty: one is trained"},
+       "a model file; empty: one is trained"},
+      {"goal", &o.goal, "text: what a model says, the next token or hidden ones",
+       "next|masked"},
+      {"context",
+       &o.context,
+       "text: to choose and to judge, windows begin with so many tokens of the one "
+       "before, of which nothing is asked",
+       {},
+       0},
+      {"documents", &o.documents,
+       "text: whether tokens see the documents before their own in a window",
+       "joined|apart"},
+      {"masked_share",
+       &o.masked_share,
+       "text, masked: share of tokens that are hidden",
+       {},
+       0.001,
+       0.999},
+      {"pairs", &o.pairs,
+       "text, masked: a window is two texts, the second going on with the first"},
   };
 }
 
@@ -136,6 +156,10 @@ Task outline_task(const TaskOptions& options) {
 Task restore_task(const TaskOptions& options, const std::string& saved_labels,
                   const std::string& saved_vocabulary) {
   return find_kind(options.name).restore(options, saved_labels, saved_vocabulary);
+}
+
+void read_test(Task& task, const TaskOptions& options, const std::string& path) {
+  task.texts["test"] = read_examples(task, options, path);
 }
 
 std::shared_ptr<const Dataset> read_examples(const Task& task,

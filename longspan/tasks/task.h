@@ -27,7 +27,7 @@ struct TaskOptions {
   // Of `pathfinder`.
   int64_t size = 32;
   std::string difficulty = "hard";
-  // The rest is for `classify`, and what is said there for others.
+  // The rest is for some of the tasks alone.
   std::string train = "train.tsv";
   std::string valid = {};
   std::string test = {};
@@ -41,6 +41,11 @@ struct TaskOptions {
   int64_t least_count = 1;
   bool lower_case = true;
   std::string sentencepiece_model = {};
+  std::string goal = "next";
+  int64_t context = 0;
+  std::string documents = "joined";
+  double masked_share = 0.15;
+  bool pairs = true;
 };
 
 // The names of the options, without section. See there what each means.
@@ -104,6 +109,9 @@ Task restore_task(const TaskOptions& options, const std::string& saved_labels,
 std::shared_ptr<const Dataset> read_examples(const Task& task,
                                              const TaskOptions& options,
                                              const std::string& path);
+
+// The same as the split "test" of the task.
+void read_test(Task& task, const TaskOptions& options, const std::string& path);
 
 // The texts that are to be labelled, one or two with a tab between; an Error where
 // there are more or less of them.

@@ -17,6 +17,7 @@
 #include "longspan/base/whole_file.h"
 #include "longspan/base/words.h"
 #include "longspan/data/pairs.h"
+#include "longspan/models/generate.h"
 #include "longspan/train/checkpoint.h"
 
 namespace longspan {
@@ -266,6 +267,61 @@ std::vector<Prediction> TrainedModel::predict(const std::vector<std::string>& te
     }
   }
   return answers;
+}
+
+namespace {
+
+// The ids of a text in which `mask` stands for hidden tokens.
+std::vector<int32_t> ids_with_masks(const Task& task, const std::string& text,
+                                    const std::string& mask) {
+  std::vector<int32_t> ids;
+  const auto read = [&](const std::string& part) {
+    if (part.empty()) return;
+    const auto more = task.encode(part);
+    ids.insert(ids.end(), more.begin(), more.end());
+  };
+  size_t first = 0;
+  for (size_t at; (at = text.find(mask, first)) != std::string::npos;
+       first = at + mask.size()) {
+    read(text.substr(first, at - first));
+    ids.push_back(task.mask);
+  }
+  require(first > 0, "there is no ", mask, " in it to be filled");
+  read(text.substr(first));
+  return ids;
+}
+
+}  // namespace
+
+std::vector<Filled> TrainedModel::fill(const std::vector<std::string>& texts,
+                                       const std::string& mask, int64_t count) {
+  require(task.goal == Goal::masked_tokens && model.language != nullptr, task.name,
+          " hides no tokens, so its model fills no masks");
+  std::vector<std::vector<int32_t>> all;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    try {
+      all.push_back(ids_with_masks(task, texts[i], mask));
+    } catch (const Error& error) {
+      fail("text ", i + 1, ": ", error.what());
+    }
+  }
+  const auto guesses = fill_masks(*model.language, all, task.mask,
+                                  std::min(count, model.language->ids() - 2), &carry);
+  std::vector<Filled> filled(texts.size());
+  for (size_t i = 0; i < texts.size(); ++i) {
+    auto place = guesses[i].begin();
+    for (int32_t& id : all[i])
+      if (id == task.mask) id = static_cast<int32_t>((place++)->front().id);
+    filled[i].text = task.decode(all[i]);
+    for (const auto& of_place : guesses[i]) {
+      auto& likeliest = filled[i].masks.emplace_back();
+      for (const Guess& guess : of_place) {
+        const auto id = static_cast<int32_t>(guess.id);
+        likeliest.emplace_back(task.decode(std::span(&id, 1)), guess.probability);
+      }
+    }
+  }
+  return filled;
 }
 
 }  // namespace longspan

@@ -13,6 +13,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "longspan/base/config.h"
@@ -69,6 +70,12 @@ struct Prediction {
   bool cut = false;                   // the text was longer than the model reads
 };
 
+struct Filled {
+  std::string text;  // with the likeliest tokens
+  // For every mask the likeliest tokens and their probabilities.
+  std::vector<std::vector<std::pair<std::string, double>>> masks = {};
+};
+
 // A trained model, ready to use.
 struct TrainedModel {
   Experiment experiment = {};
@@ -80,6 +87,10 @@ struct TrainedModel {
 
   // The labels of texts.
   std::vector<Prediction> predict(const std::vector<std::string>& texts);
+
+  // What stands where texts have `mask`: the `count` likeliest tokens.
+  std::vector<Filled> fill(const std::vector<std::string>& texts,
+                           const std::string& mask, int64_t count);
 };
 
 // Opens the run in `folder` with its best checkpoint, or with `checkpoint`: best, last,

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "longspan/base/error.h"
 #include "longspan/data/token_windows.h"
 #include "longspan/kernels/total.h"
 
@@ -51,6 +52,23 @@ BatchSums Classification::evaluate_mean(const Batch& batch, int64_t passes) {
                                    model_.forward(batch.ids, batch.tokens, pass), 1);
                              }),
                  batch.labels);
+}
+
+LanguageModelling::LanguageModelling(const Task& task, LanguageModel& model)
+    : task_(task), model_(model) {
+  if (model.carry() != Carry::per_example) return;
+  for (const auto& [split, dataset] : task.texts) {
+    const auto* const text = dynamic_cast<const TextDataset*>(dataset.get());
+    if (!text) continue;
+    argument([&] {
+      require(!text->overlaps(),
+              "task.context must be 0: the model carries what it needs of a window on ",
+              "to the next, and would meet tokens twice");
+      require(!text->apart(),
+              "task.documents must be joined: the model carries something of a window ",
+              "on to the next, where documents are not told apart");
+    });
+  }
 }
 
 BatchSums LanguageModelling::evaluate(const Batch& batch, Pass& pass) {

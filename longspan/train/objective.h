@@ -74,8 +74,7 @@ class Classification final : public Objective {
 // outlive it.
 class LanguageModelling final : public Objective {
  public:
-  LanguageModelling(const Task& task, LanguageModel& model)
-      : task_(task), model_(model) {}
+  LanguageModelling(const Task& task, LanguageModel& model);
 
   torch::nn::Module& model() override { return model_; }
   const Dataset& examples(std::string_view split) const override {

@@ -204,12 +204,13 @@ class Training {
     const auto each = static_cast<size_t>(
         options_.micro_batch > 0 ? options_.micro_batch : options_.batch);
     const Dataset& examples = objective_.examples("train");
+    // The same for all micro-batches, so that it does not matter how many there are.
+    const Key key =
+        mix(Key{static_cast<uint64_t>(options_.seed)}, static_cast<uint64_t>(step));
     std::vector<Batch> made;
     const std::span all(numbers);
     for (size_t first = 0; first < all.size(); first += each) {
       const auto some = all.subspan(first, std::min(each, all.size() - first));
-      const Key key = mix(mix(Key{static_cast<uint64_t>(options_.seed)}, first),
-                          static_cast<uint64_t>(step));
       made.push_back(padded_batch(examples, some, {.meant_for = device_, .key = key},
                                   options_.pad_to, longest_));
     }
@@ -728,8 +729,7 @@ std::optional<Score> score(Objective& objective, const Dataset& examples,
     if (options.stop && options.stop()) return std::nullopt;
     const Batch made =
         padded_batch(examples, all.subspan(first, std::min(each, all.size() - first)),
-                     {.meant_for = options.device, .key = mix(Key{}, first)},
-                     options.pad_to, longest);
+                     {.meant_for = options.device}, options.pad_to, longest);
     answers += made.answers;
     BatchSums part;
     if (options.samples > 0) {

@@ -355,7 +355,7 @@ TEST_F(ATask, HasAnOutlineWithoutData) {
 TEST_F(ATask, IsKnownByName) {
   const std::string message =
       "task.name: no task called 'listop'; did you mean 'listops'? there are: listops, "
-      "imdb, retrieval, cifar10, pathfinder, classify";
+      "imdb, retrieval, cifar10, pathfinder, classify, text";
   const TaskOptions options{.name = "listop"};
   EXPECT_THROW(open_task(options), UsageError);
   EXPECT_EQ(refusal([&] { open_task(options); }), message);
@@ -368,7 +368,7 @@ TEST_F(ATask, IsKnownByName) {
 
 TEST_F(ATask, HasOptionsInItsFields) {
   TaskOptions options, standard;
-  EXPECT_EQ(fields(options).size(), 20u);
+  EXPECT_EQ(fields(options).size(), 25u);
   EXPECT_TRUE(differing(fields(options), fields(standard)).empty());
   ConfigReader(fields(options))
       .read_text(
@@ -376,9 +376,10 @@ TEST_F(ATask, HasOptionsInItsFields) {
           "difficulty: easy, train: t, valid: v, test: e, "
           "valid_share: 0.2, test_share: 0.3, split_seed: 4, text: x, label: l, "
           "tokens: words, vocabulary: 5, least_count: 6, lower_case: false, "
-          "sentencepiece_model: m}",
+          "sentencepiece_model: m, goal: masked, context: 7, documents: apart, "
+          "masked_share: 0.2, pairs: false}",
           "a.yaml");
-  EXPECT_EQ(differing(fields(options), fields(standard)).size(), 20u);
+  EXPECT_EQ(differing(fields(options), fields(standard)).size(), 25u);
 }
 
 TEST(AGuess, IsTheCommonestLabel) {

@@ -1,0 +1,233 @@
+#include "longspan/data/text_tokens.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "longspan/base/error.h"
+#include "longspan/base/words.h"
+
+namespace longspan {
+namespace {
+
+class Bytes final : public TextTokens {
+ public:
+  int64_t ids() const override { return tokenizer_->ids(); }
+  std::vector<int32_t> encode(std::string_view text) const override {
+    return tokenizer_->encode(text);
+  }
+  std::string decode(std::span<const int32_t> ids) const override {
+    return tokenizer_->decode(ids);
+  }
+  std::string describe() const override { return tokenizer_->describe(); }
+  bool cuts_anywhere() const override { return true; }
+  bool keeps_bytes() const override { return true; }
+  std::string saved() const override { return {}; }
+
+ private:
+  std::shared_ptr<const Tokenizer> tokenizer_ = restore_tokenizer("bytes", {});
+};
+
+struct HashWord : std::hash<std::string_view> {
+  using is_transparent = void;
+};
+template <class Value>
+using ByWord = std::unordered_map<std::string, Value, HashWord, std::equal_to<>>;
+
+constexpr int32_t kUnknown = 1, kLineEnd = 2, kFirstWord = 3;
+constexpr std::string_view kUnknownWord = "<unk>", kLineEndWord = "<eos>";
+
+// Calls `take` with every word; the end of a line is "\n".
+template <class Take>
+void for_words(std::string_view text, Take take) {
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find_first_of(" \t\n\v\f\r", at), text.size());
+    if (end > at) take(text.substr(at, end - at));
+    if (end < text.size() && text[end] == '\n') take(text.substr(end, 1));
+    at = end + 1;
+  }
+}
+
+class SpacedWords final : public TextTokens {
+ public:
+  explicit SpacedWords(std::vector<std::string> words) : words_(std::move(words)) {
+    ids_.emplace(kUnknownWord, kUnknown);
+    ids_.emplace(kLineEndWord, kLineEnd);
+    ids_.emplace("\n", kLineEnd);
+    for (size_t i = 0; i < words_.size(); ++i)
+      ids_.emplace(words_[i], kFirstWord + static_cast<int32_t>(i));
+  }
+
+  int64_t ids() const override { return kFirstWord + std::ssize(words_); }
+
+  std::vector<int32_t> encode(std::string_view text) const override {
+    std::vector<int32_t> ids;
+    for_words(text, [&](std::string_view word) {
+      const auto found = ids_.find(word);
+      ids.push_back(found == ids_.end() ? kUnknown : found->second);
+    });
+    return ids;
+  }
+
+  std::string decode(std::span<const int32_t> ids) const override {
+    std::string text;
+    for (const int32_t id : ids) {
+      if (id <= 0 || id >= this->ids()) continue;
+      if (id == kLineEnd) {
+        text += '\n';
+        continue;
+      }
+      if (!text.empty() && text.back() != '\n') text += ' ';
+      text += id == kUnknown
+                  ? kUnknownWord
+                  : std::string_view(words_[static_cast<size_t>(id) - kFirstWord]);
+    }
+    return text;
+  }
+
+  std::string describe() const override {
+    return "words between spaces and ends of lines, " + std::to_string(ids()) + " ids";
+  }
+  bool keeps_bytes() const override { return false; }
+
+  std::string saved() const override {
+    std::string text(kLineEndWord);
+    for (const auto& word : words_) text += '\n' + word;
+    return text;
+  }
+
+ private:
+  std::vector<std::string> words_;
+  ByWord<int32_t> ids_;
+};
+
+std::shared_ptr<const TextTokens> count_words(const TokenizerOptions& options,
+                                              const EachText& each_text) {
+  ByWord<int64_t> counts;
+  each_text([&](std::string_view text) {
+    for_words(text, [&](std::string_view word) {
+      const auto found = counts.find(word);
+      if (found != counts.end())
+        ++found->second;
+      else
+        counts.emplace(word, 1);
+    });
+  });
+  std::erase_if(counts, [&](const auto& entry) {
+    return entry.second < options.least_count || entry.first == "\n" ||
+           entry.first == kUnknownWord || entry.first == kLineEndWord;
+  });
+  require(!counts.empty(), "words: no word comes ", options.least_count,
+          " times or more in the training text");
+  std::vector<std::pair<int64_t, std::string>> order;  // rarer is larger
+  for (const auto& [word, count] : counts) order.emplace_back(-count, word);
+  std::ranges::sort(order);
+  require(options.vocabulary > kFirstWord, "words: the vocabulary must be ",
+          kFirstWord + 1, " ids or more, got ", options.vocabulary);
+  order.resize(std::min<size_t>(order.size(), options.vocabulary - kFirstWord));
+  std::vector<std::string> words;
+  for (auto& [count, word] : order) words.push_back(std::move(word));
+  return std::make_shared<SpacedWords>(std::move(words));
+}
+
+std::shared_ptr<const TextTokens> restore_words(std::string_view saved) {
+  std::vector<std::string> words;
+  for_words(saved, [&](std::string_view word) {
+    if (word != "\n") words.emplace_back(word);
+  });
+  require(words.size() > 1 && words.front() == kLineEndWord,
+          "words: what was saved must be a list of words, ", kLineEndWord,
+          " the first, got '", saved.substr(0, 60), "'");
+  words.erase(words.begin());
+  return std::make_shared<SpacedWords>(std::move(words));
+}
+
+// The pieces of lines; the end of a line is one id more.
+class PieceLines final : public TextTokens {
+ public:
+  explicit PieceLines(std::shared_ptr<const Tokenizer> pieces)
+      : pieces_(std::move(pieces)), line_end_(static_cast<int32_t>(pieces_->ids())) {}
+
+  int64_t ids() const override { return line_end_ + 1; }
+
+  std::vector<int32_t> encode(std::string_view text) const override {
+    std::vector<int32_t> ids;
+    while (!text.empty()) {
+      const size_t size = std::min(text.find('\n'), text.size());
+      const auto some = pieces_->encode(text.substr(0, size));
+      ids.insert(ids.end(), some.begin(), some.end());
+      if (size < text.size()) ids.push_back(line_end_);
+      text.remove_prefix(std::min(size + 1, text.size()));
+    }
+    return ids;
+  }
+
+  std::string decode(std::span<const int32_t> ids) const override {
+    std::string text;
+    std::vector<int32_t> line;
+    const auto end_line = [&] {
+      if (!line.empty()) text += pieces_->decode(line);
+      line.clear();
+    };
+    for (const int32_t id : ids) {
+      if (id > 0 && id < line_end_) line.push_back(id);
+      if (id != line_end_) continue;
+      end_line();
+      text += '\n';
+    }
+    end_line();
+    return text;
+  }
+
+  std::string describe() const override {
+    return "sentencepiece by lines, " + std::to_string(ids()) + " ids";
+  }
+  bool keeps_bytes() const override { return true; }
+  std::string saved() const override { return pieces_->saved(); }
+
+ private:
+  std::shared_ptr<const Tokenizer> pieces_;
+  int32_t line_end_;
+};
+
+std::shared_ptr<const TextTokens> build_pieces(const TokenizerOptions& options,
+                                               const EachText& each_text) {
+  std::string text;
+  constexpr size_t kMost = 64'000'000;
+  if (options.model.empty())
+    each_text([&](std::string_view part) {
+      if (text.size() < kMost) (text += part) += '\n';
+    });
+  TokenizerOptions pieces = options;
+  --pieces.vocabulary;
+  const std::string_view texts[] = {text};
+  return std::make_shared<PieceLines>(build_tokenizer(pieces, texts));
+}
+
+[[noreturn]] void refuse_kind(const std::string& kind) {
+  fail("no tokens '", kind, "'", hint(kind, {"bytes", "words", "sentencepiece"}));
+}
+
+}  // namespace
+
+std::shared_ptr<const TextTokens> build_text_tokens(const TokenizerOptions& options,
+                                                    const EachText& each_text) {
+  argument([&] {
+    require(options.kind == "sentencepiece" || options.model.empty(), options.kind,
+            ": a model file is for sentencepiece only, got ", options.model);
+  });
+  if (options.kind == "bytes") return std::make_shared<Bytes>();
+  if (options.kind == "words") return count_words(options, each_text);
+  if (options.kind == "sentencepiece") return build_pieces(options, each_text);
+  refuse_kind(options.kind);
+}
+
+std::shared_ptr<const TextTokens> restore_text_tokens(const std::string& kind,
+                                                      const std::string& saved) {
+  if (kind == "bytes") return std::make_shared<Bytes>();
+  if (kind == "words") return restore_words(saved);
+  if (kind == "sentencepiece")
+    return std::make_shared<PieceLines>(restore_tokenizer(kind, saved));
+  refuse_kind(kind);
+}
+
+}  // namespace longspan
