@@ -15,5 +15,7 @@ if(NOT TARGET yaml-cpp)  # its name since yaml-cpp 0.8
   add_library(yaml-cpp INTERFACE IMPORTED)
   target_link_libraries(yaml-cpp INTERFACE yaml-cpp::yaml-cpp)
 endif()
+# Without these, files that are packed and pictures are refused.
 find_package(ZLIB QUIET)
 find_package(LibLZMA QUIET)
+find_package(PNG QUIET)

@@ -52,7 +52,9 @@ std::vector<std::string> GivenTexts::read_standard_input() const {
 std::vector<std::string> GivenTexts::read(const std::string& column) const {
   if (!texts_.empty()) return texts_;
   if (file_ == "-") return read_standard_input();
-  if (file_.ends_with(".tsv") || file_.ends_with(".csv") || file_.ends_with(".jsonl")) {
+  const bool table =
+      file_.ends_with(".tsv") || file_.ends_with(".csv") || file_.ends_with(".jsonl");
+  if (table && !column.empty()) {
     std::vector<std::string> texts;
     for (const auto& row : read_table(file_, {.text = column, .labels = false}))
       texts.push_back(row.text);

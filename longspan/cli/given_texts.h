@@ -17,7 +17,7 @@ class GivenTexts {
   void take_from(const CLI::App& verb);
 
   bool none() const { return texts_.empty() && file_.empty(); }
-  // A table's texts are in `column`. "-" is standard input.
+  // A table's texts are in `column`; without one its lines are. "-" is standard input.
   std::vector<std::string> read(const std::string& column) const;
   std::vector<std::string> read_standard_input() const;
 

@@ -14,7 +14,9 @@ namespace longspan {
 // What a model should say about a sequence is one label, or a target at each of its
 // tokens.
 struct Batch {
-  torch::Tensor ids = {};      // [B, N] int64, 0 at padding
+  // [B, N] int64, 0 at padding. Of pairs of texts [2 B, N]: all first ones, then all
+  // second ones.
+  torch::Tensor ids = {};
   torch::Tensor tokens = {};   // [B, N] bool, false at padding
   torch::Tensor labels = {};   // [B] int64, or undefined
   torch::Tensor targets = {};  // [B, N] int64, -1 where nothing is asked; or undefined
@@ -25,7 +27,7 @@ struct Batch {
   int64_t real_tokens = 0;
   int64_t answers = 0;  // labels, or targets that are asked
 
-  int64_t examples() const { return ids.size(0); }
+  int64_t examples() const { return labels.defined() ? labels.size(0) : ids.size(0); }
   // A copy to CUDA does not wait for what the device still does.
   Batch to(torch::Device device) const;
 };
@@ -44,6 +46,7 @@ class Dataset {
 
   virtual int64_t size() const = 0;  // in examples
   virtual int64_t length(int64_t example) const = 0;
+  virtual int64_t label(int64_t) const { return -1; }  // where examples have one
   // The examples with these numbers, padded to the longest of them; -1 is one without
   // tokens.
   virtual Batch batch(std::span<const int64_t> numbers,

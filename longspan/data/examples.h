@@ -21,7 +21,7 @@ class Examples final : public Dataset {
   int64_t length(int64_t example) const override {
     return starts_[example + 1] - starts_[example];
   }
-  int64_t label(int64_t example) const { return labels_[example]; }
+  int64_t label(int64_t example) const override { return labels_[example]; }
   int64_t cut() const override { return cut_; }
 
   // An example without tokens is one token of padding, so that there is something to

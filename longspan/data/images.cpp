@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 
 #include "longspan/base/checksum.h"
 #include "longspan/base/error.h"
+#include "longspan/data/grey_image.h"
 
 namespace longspan {
 
@@ -56,18 +56,6 @@ uint32_t Images::fingerprint() const {
   return crc32c(bytes(labels_), crc32c(bytes(brightness_)));
 }
 
-double guess_accuracy(const Images& train, const Images& test) {
-  std::map<int64_t, int64_t> counts;
-  for (int64_t i = 0; i < train.size(); ++i) ++counts[train.label(i)];
-  if (counts.empty() || test.size() == 0) return 0;
-  const int64_t guess = std::ranges::max_element(counts, {}, [](const auto& entry) {
-                          return entry.second;
-                        })->first;
-  int64_t right = 0;
-  for (int64_t i = 0; i < test.size(); ++i) right += test.label(i) == guess ? 1 : 0;
-  return static_cast<double>(right) / static_cast<double>(test.size());
-}
-
 void add_cifar(Images& images, std::string_view bytes, const std::string& name) {
   constexpr size_t kPixels = 32 * 32, kColour = 1 + 3 * kPixels, kGrey = 1 + kPixels;
   constexpr uint8_t kLabels = 10;
@@ -83,11 +71,9 @@ void add_cifar(Images& images, std::string_view bytes, const std::string& name) 
             " must have a label of 0 .. 9, got ", int{values[0]});
     const uint8_t* const pixels = values + 1;
     for (size_t i = 0; i < kPixels; ++i)
-      image[i] =
-          colour ? static_cast<uint8_t>((299 * pixels[i] + 587 * pixels[kPixels + i] +
-                                         114 * pixels[2 * kPixels + i] + 500) /
-                                        1000)
-                 : pixels[i];
+      image[i] = colour
+                     ? grey_of(pixels[i], pixels[kPixels + i], pixels[2 * kPixels + i])
+                     : pixels[i];
     images.add(image, values[0]);
   }
 }

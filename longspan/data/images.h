@@ -25,16 +25,15 @@ class Images final : public Dataset {
   uint32_t fingerprint() const override;
 
   std::span<const uint8_t> image(int64_t number) const;
-  int64_t label(int64_t number) const { return labels_[static_cast<size_t>(number)]; }
+  int64_t label(int64_t number) const override {
+    return labels_[static_cast<size_t>(number)];
+  }
 
  private:
   int64_t pixels_;
   std::vector<uint8_t> brightness_;
   std::vector<int64_t> labels_;
 };
-
-// The share of right answers of the guess "always the commonest label of train".
-double guess_accuracy(const Images& train, const Images& test);
 
 // The bytes of a file of CIFAR-10's binary version: records of a label and 32 x 32
 // pixels, either in red, green and blue, or grey already. Grey is (299 r + 587 g + 114

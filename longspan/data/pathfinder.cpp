@@ -92,7 +92,7 @@ class Artist {
     clear();
     Curve pair[2];
     if (!grow_pair(pair)) return std::nullopt;
-    PathfinderImage image{.label = label};
+    PathfinderImage image{.label = label, .margin = margin_};
     for (const Curve& curve : pair) paint(curve);
     for (int64_t i = 0; i < options_.distractors; ++i)
       if (const auto curve = distractor()) {

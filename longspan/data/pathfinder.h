@@ -45,6 +45,7 @@ struct PathfinderImage {
   int label = 0;                     // 1: the markers are at the ends of one curve
   std::vector<Dash> curves[2] = {};  // as they were drawn, from their beginnings
   int64_t distractors = 0;           // that found room
+  double margin = 0;                 // around dashes, as drawn
 };
 
 // One image. The same key gives the same image.

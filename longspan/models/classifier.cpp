@@ -1,5 +1,6 @@
 #include "longspan/models/classifier.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <torch/nn/init.h>
@@ -34,9 +35,16 @@ Tensor masked_mean(const Tensor& x, const Tensor& tokens) {
 }  // namespace
 
 Classifier::Classifier(const TransformerOptions& options, int64_t ids, int64_t longest,
-                       int64_t classes)
-    : mean_(options.pooling == "mean") {
+                       int64_t classes, Reads reads)
+    : mean_(options.pooling == "mean"),
+      pairs_(reads == Reads::pairs),
+      interaction_(options.head == "interaction") {
   require(classes >= 2, "a classifier needs two classes or more, got ", classes);
+  const bool concatenation = options.head == "concatenation";
+  require(pairs_ == (interaction_ || concatenation), "model.head must be ",
+          pairs_ ? "concatenation or interaction for pairs of texts"
+                 : "mlp or linear for texts that do not come in pairs",
+          ", got ", options.head);
   const bool by_attention = options.pooling == "pma";
   encoder_ = register_module(
       "encoder", std::make_shared<Transformer>(
@@ -50,10 +58,17 @@ Classifier::Classifier(const TransformerOptions& options, int64_t ids, int64_t l
     seed_ = register_parameter("seed", torch::empty({1, 1, width}));
     torch::nn::init::xavier_uniform_(seed_[0]);
   }
-  if (options.head == "mlp") {
+  if (pairs_) width *= interaction_ ? 4 : 2;
+  if (options.head != "linear") {
     const int64_t inner = encoder_->sizes().inner;
     hidden_weight_ = register_parameter("hidden_weight", lecun_normal(inner, width));
     hidden_bias_ = register_parameter("hidden_bias", torch::zeros(inner));
+    width = inner;
+  }
+  if (concatenation) {
+    const int64_t inner = std::max<int64_t>(1, width / 2);
+    second_weight_ = register_parameter("second_weight", lecun_normal(inner, width));
+    second_bias_ = register_parameter("second_bias", torch::zeros(inner));
     width = inner;
   }
   out_weight_ = register_parameter("out_weight", lecun_normal(classes, width));
@@ -67,10 +82,21 @@ Tensor Classifier::pooled(const Stream& tokens) const {
   return x.select(1, 0);
 }
 
+Tensor Classifier::joined(const Tensor& x) const {
+  const auto both = x.chunk(2, 0);
+  const Tensor &a = both[0], &b = both[1];
+  return torch::cat(interaction_ ? std::vector<Tensor>{a, b, a * b, a - b}
+                                 : std::vector<Tensor>{a, b},
+                    1);
+}
+
 Tensor Classifier::forward(const Tensor& ids, const Tensor& tokens, Pass& pass) {
   Tensor x = pooled(encoder_->forward(ids, tokens, pass));
+  if (pairs_) x = joined(x);
   if (hidden_weight_.defined())
     x = activate(longspan::linear(x, hidden_weight_), hidden_bias_, Activation::relu);
+  if (second_weight_.defined())
+    x = activate(longspan::linear(x, second_weight_), second_bias_, Activation::relu);
   return longspan::linear(at_least_float(x), at_least_float(out_weight_),
                           at_least_float(out_bias_));
 }

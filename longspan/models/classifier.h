@@ -1,4 +1,5 @@
-// An encoder that says which of several classes a sequence belongs to.
+// An encoder that says which of several classes a sequence, or a pair of them, belongs
+// to.
 
 #pragma once
 
@@ -11,12 +12,15 @@ namespace longspan {
 
 class Classifier : public torch::nn::Module {
  public:
+  enum class Reads : uint8_t { texts, pairs };
+
   // For ids 0 .. ids - 1, at most `longest` tokens, and `classes` classes.
   Classifier(const TransformerOptions& options, int64_t ids, int64_t longest,
-             int64_t classes);
+             int64_t classes, Reads reads = Reads::texts);
 
-  // ids: [B, N] integer; tokens: [B, N] bool, false at padding. Returns [B, classes],
-  // float also where the model is bfloat16.
+  // ids: [B, N] integer, of pairs [2 B, N], the first ones before the second ones;
+  // tokens: the same bool, false at padding. Returns [B, classes], float also where the
+  // model is bfloat16.
   torch::Tensor forward(const torch::Tensor& ids, const torch::Tensor& tokens,
                         Pass& pass);
 
@@ -26,12 +30,17 @@ class Classifier : public torch::nn::Module {
   // [B, E], of the tokens that count.
   torch::Tensor pooled(const Stream& tokens) const;
 
+  // What the head makes of two texts: [2 B, E] -> [B, ..].
+  torch::Tensor joined(const torch::Tensor& x) const;
+
   bool mean_;  // pooling
+  bool pairs_, interaction_;
   std::shared_ptr<Transformer> encoder_;
   // Pooling by attention, with one seed: Lee et al. 2019, arXiv:1810.00825.
   std::shared_ptr<MultiheadBlock> pool_;
-  torch::Tensor seed_;                         // [1, 1, E]
-  torch::Tensor hidden_weight_, hidden_bias_;  // of a head with two layers
+  torch::Tensor seed_;  // [1, 1, E]
+  // Of a head with two layers, and of one with three.
+  torch::Tensor hidden_weight_, hidden_bias_, second_weight_, second_bias_;
   torch::Tensor out_weight_, out_bias_;
 };
 

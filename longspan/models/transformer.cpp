@@ -226,7 +226,10 @@ Fields fields(TransformerOptions& o) {
        "what the classifier reads: a learned token at the front, the mean of all, or "
        "what a learned query finds in all by attention",
        "cls|mean|pma"},
-      {"head", &o.head, "the classifier: two layers with ReLU, or one", "mlp|linear"},
+      {"head", &o.head,
+       "the classifier: two layers with ReLU, or one; of pairs of texts: three layers "
+       "over both vectors, or two over both, their product and their difference",
+       "mlp|linear|concatenation|interaction"},
       {"projection_bias", &o.projection_bias, "biases of the attention's projections"},
       {"rank",
        &o.rank,

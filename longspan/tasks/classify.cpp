@@ -58,8 +58,10 @@ Rows take_share(Rows& rows, double share, Key key) {
   return taken;
 }
 
-Examples read(const Task& task, const TaskOptions& options, const std::string& path) {
-  return encoded(task, read_table(path, columns(options)), path);
+std::shared_ptr<const Dataset> read(const Task& task, const TaskOptions& options,
+                                    const std::string& path) {
+  return std::make_shared<Examples>(
+      encoded(task, read_table(path, columns(options)), path));
 }
 
 Task open(const TaskOptions& options) {

@@ -1,4 +1,4 @@
-// The tasks there are; used by task.cpp alone.
+// The tasks there are; used by tasks alone.
 
 #pragma once
 
@@ -12,13 +12,12 @@ struct TaskKind {
   Task (*outline)(const TaskOptions&);
   Task (*restore)(const TaskOptions&, const std::string& labels,
                   const std::string& vocabulary);
-  Examples (*read)(const Task&, const TaskOptions&, const std::string& path);
-  // For tasks without labels, in place of read.
-  std::shared_ptr<const Dataset> (*read_text)(const Task&, const TaskOptions&,
-                                              const std::string& path) = nullptr;
+  std::shared_ptr<const Dataset> (*read)(const Task&, const TaskOptions&,
+                                         const std::string& path);
 };
 
-extern const TaskKind kListOps, kClassify, kText;
+extern const TaskKind kListOps, kClassify, kImdb, kRetrieval, kCifar10, kPathfinder,
+    kText;
 
 // The path of a task's file: as it is where it begins with /, else in options.data.
 std::string in_data(const TaskOptions& options, const std::string& file);

@@ -1,7 +1,9 @@
 // ListOps in the files of the Long Range Arena; see data/listops.h.
 
-#include "longspan/data/listops.h"
+#include <unistd.h>
+
 #include "longspan/base/error.h"
+#include "longspan/data/listops.h"
 #include "longspan/tasks/kinds.h"
 
 namespace longspan {
@@ -31,11 +33,16 @@ Task restore(const TaskOptions& options, const std::string&, const std::string&)
   return task;
 }
 
-Examples read(const Task& task, const TaskOptions&, const std::string& path) {
+Examples read_file_of(const Task& task, const std::string& path) {
   Examples examples;
   for (const auto& [expression, label] : read_listops(path))
     examples.add(listops_ids(expression), label, task.longest);
   return examples;
+}
+
+std::shared_ptr<const Dataset> read(const Task& task, const TaskOptions&,
+                                    const std::string& path) {
+  return std::make_shared<Examples>(read_file_of(task, path));
 }
 
 Task outline(const TaskOptions& options) {
@@ -51,9 +58,13 @@ Task open(const TaskOptions& options) {
         "listops needs the folder of its files: --data DIR (`longspan data "
         "listops --out DIR` makes them)");
   Task task = restore(options, {}, {});
-  task.train = read(task, options, in_data(options, "basic_train.tsv"));
-  task.valid = read(task, options, in_data(options, "basic_val.tsv"));
-  task.test = read(task, options, in_data(options, "basic_test.tsv"));
+  const std::string release = in_data(options, "listops-1000/");
+  const std::string folder = access((release + "basic_train.tsv").c_str(), F_OK) == 0
+                                 ? release
+                                 : in_data(options, "");
+  task.train = read_file_of(task, folder + "basic_train.tsv");
+  task.valid = read_file_of(task, folder + "basic_val.tsv");
+  task.test = read_file_of(task, folder + "basic_test.tsv");
   task.references = {{"the commonest label of the outermost operator",
                       guess_accuracy(task.train, task.test, /*by_first=*/true)}};
   task.facts.emplace_back("split as in the files basic_train, basic_val, basic_test");

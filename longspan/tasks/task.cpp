@@ -10,7 +10,8 @@
 namespace longspan {
 namespace {
 
-const TaskKind* const kKinds[] = {&kListOps, &kClassify, &kText};
+const TaskKind* const kKinds[] = {&kListOps,    &kImdb,     &kRetrieval, &kCifar10,
+                                  &kPathfinder, &kClassify, &kText};
 
 const TaskKind& find_kind(const std::string& name) {
   std::vector<std::string> names;
@@ -32,7 +33,8 @@ size_t commonest(const std::map<int64_t, int64_t>& counts) {
 
 Fields fields(TaskOptions& o) {
   return {
-      {"name", &o.name, "the task", "listops|classify|text"},
+      {"name", &o.name, "the task",
+       "listops|imdb|retrieval|cifar10|pathfinder|classify|text"},
       {"data", &o.data, "the folder of its files; also --data"},
       {"longest",
        &o.longest,
@@ -40,14 +42,32 @@ Fields fields(TaskOptions& o) {
        "longest of the data, windows of 1024",
        {},
        0},
+      {"examples",
+       &o.examples,
+       "imdb, retrieval, cifar10, pathfinder: so many are drawn to train on; 0: all",
+       {},
+       0},
+      {"judged",
+       &o.judged,
+       "the same: so many are drawn to choose by, and as many to judge by; 0: all",
+       {},
+       0},
+      {"size", &o.size, "pathfinder: pixels a side, 32, 64, 128 or 256", {}, 32, 256},
+      {"difficulty", &o.difficulty, "pathfinder: length of the curves",
+       "easy|intermediate|hard"},
       {"train", &o.train,
        "the file to train on; classify: .tsv, .csv or .jsonl; text: any text, a folder "
        "of texts, or tokens"},
       {"valid", &o.valid, "the file to choose by; empty: a share of train"},
       {"test", &o.test, "the file to judge by; empty: a share of train"},
-      {"valid_share", &o.valid_share, "that share", {}, 0, 0.9},
+      {"valid_share",
+       &o.valid_share,
+       "that share; imdb, 0: chosen by the test set, as published",
+       {},
+       0,
+       0.9},
       {"test_share", &o.test_share, "that share", {}, 0, 0.9},
-      {"split_seed", &o.split_seed, "chooses the shares", {}, 0},
+      {"split_seed", &o.split_seed, "chooses shares and drawn examples", {}, 0},
       {"text", &o.text, "column of the text, by name, or number from 1"},
       {"label", &o.label, "classify: column of the label, by name, or number from 1"},
       {"tokens", &o.tokens, "what a text is cut into", "bytes|words|sentencepiece"},
@@ -58,7 +78,7 @@ Fields fields(TaskOptions& o) {
        3,
        1e7},
       {"least_count", &o.least_count, "rarer words are unknown", {}, 1},
-      {"lower_case", &o.lower_case, "classify: words without capital letters"},
+      {"lower_case", &o.lower_case, "classify, imdb: words without capital letters"},
       {"sentencepiece_model", &o.sentencepiece_model,
        "a model file; empty: one is trained"},
       {"goal", &o.goal, "text: what a model says, the next token or hidden ones",
@@ -99,9 +119,10 @@ const Dataset& Task::split(std::string_view split_name) const {
 }
 
 Batch random_batch(const Task& task, int64_t examples, int64_t length) {
-  Batch batch{.ids = torch::randint(1, task.ids, {examples, length}, torch::kLong),
-              .tokens = torch::ones({examples, length}, torch::kBool),
-              .real_tokens = examples * length};
+  const int64_t texts = task.pairs ? 2 * examples : examples;
+  Batch batch{.ids = torch::randint(1, task.ids, {texts, length}, torch::kLong),
+              .tokens = torch::ones({texts, length}, torch::kBool),
+              .real_tokens = texts * length};
   if (task.goal == Goal::label) {
     const auto classes = static_cast<int64_t>(task.labels.size());
     batch.labels = torch::randint(0, classes, {examples}, torch::kLong);
@@ -122,9 +143,9 @@ Task open_task(const TaskOptions& options) {
   }
   task.facts.push_back("at most " + std::to_string(task.longest) + " tokens");
   if (task.goal == Goal::label)
-    task.references.insert(
-        task.references.begin(),
-        {"always the commonest label", guess_accuracy(task.train, task.test, false)});
+    task.references.insert(task.references.begin(),
+                           {"always the commonest label",
+                            guess_accuracy(task.split("train"), task.split("test"))});
   return task;
 }
 
@@ -138,16 +159,32 @@ Task restore_task(const TaskOptions& options, const std::string& saved_labels,
 }
 
 void read_test(Task& task, const TaskOptions& options, const std::string& path) {
-  const TaskKind& kind = find_kind(options.name);
-  if (kind.read_text)
-    task.texts["test"] = kind.read_text(task, options, path);
-  else
-    task.test = kind.read(task, options, path);
+  task.texts["test"] = read_examples(task, options, path);
 }
 
-Examples read_examples(const Task& task, const TaskOptions& options,
-                       const std::string& path) {
+std::shared_ptr<const Dataset> read_examples(const Task& task,
+                                             const TaskOptions& options,
+                                             const std::string& path) {
   return find_kind(options.name).read(task, options, path);
+}
+
+std::vector<std::vector<int32_t>> encode_all(const Task& task,
+                                             const std::string& text) {
+  if (!task.pairs) return {task.encode(text)};
+  const size_t tab = text.find('\t');
+  require(tab != text.npos && text.find('\t', tab + 1) == text.npos, task.name,
+          " is about two texts: one tab must stand between them");
+  return {task.encode(text.substr(0, tab)), task.encode(text.substr(tab + 1))};
+}
+
+double guess_accuracy(const Dataset& train, const Dataset& test) {
+  std::map<int64_t, int64_t> counts;
+  for (int64_t i = 0; i < train.size(); ++i) ++counts[train.label(i)];
+  if (counts.empty() || test.size() == 0) return 0;
+  const auto guess = static_cast<int64_t>(commonest(counts));
+  int64_t right = 0;
+  for (int64_t i = 0; i < test.size(); ++i) right += test.label(i) == guess ? 1 : 0;
+  return static_cast<double>(right) / static_cast<double>(test.size());
 }
 
 double guess_accuracy(const Examples& train, const Examples& test, bool by_first) {

@@ -21,6 +21,12 @@ struct TaskOptions {
   std::string name = "listops";
   std::string data = {};
   int64_t longest = 0;
+  // How many examples are drawn to train on, and to choose and to judge by; 0: all.
+  int64_t examples = 0;
+  int64_t judged = 0;
+  // Of `pathfinder`.
+  int64_t size = 32;
+  std::string difficulty = "hard";
   // The rest is for some of the tasks alone.
   std::string train = "train.tsv";
   std::string valid = {};
@@ -63,12 +69,13 @@ struct Task {
   int64_t longest = 0;  // in tokens; longer sequences are cut. 0: not known yet
   std::vector<std::string> labels = {};
   Examples train = {}, valid = {}, test = {};  // with labels
-  // In place of the three where there are no labels, by the names of the splits.
+  // In place of the three where they are no Examples, by the names of the splits.
   std::map<std::string, std::shared_ptr<const Dataset>, std::less<>> texts = {};
   std::vector<Reference> references = {};  // learned from train, judged on test
   // Where examples come from, how they were split and cut into tokens; stated with
   // every result.
   std::vector<std::string> facts = {};
+  bool pairs = false;            // labels are of two texts
   std::string text_column = {};  // of texts in a user's file
   // Text that a user gives to the ids that the model reads.
   std::function<std::vector<int32_t>(const std::string& text)> encode = {};
@@ -98,16 +105,23 @@ Task outline_task(const TaskOptions& options);
 Task restore_task(const TaskOptions& options, const std::string& saved_labels,
                   const std::string& saved_vocabulary);
 
-// Examples of a file the user has beside those of the task, in its format, as the split
-// "test" of the task.
+// Examples of a file the user has beside those of the task, in its format.
+std::shared_ptr<const Dataset> read_examples(const Task& task,
+                                             const TaskOptions& options,
+                                             const std::string& path);
+
+// The same as the split "test" of the task.
 void read_test(Task& task, const TaskOptions& options, const std::string& path);
 
-// The same with labels.
-Examples read_examples(const Task& task, const TaskOptions& options,
-                       const std::string& path);
+// The texts that are to be labelled, one or two with a tab between; an Error where
+// there are more or less of them.
+std::vector<std::vector<int32_t>> encode_all(const Task& task, const std::string& text);
 
 // The share of right answers of the guess "always the commonest label of train", and,
 // with `by_first`, of the commonest among those that begin with the same token.
 double guess_accuracy(const Examples& train, const Examples& test, bool by_first);
+
+// The former, of any examples with labels.
+double guess_accuracy(const Dataset& train, const Dataset& test);
 
 }  // namespace longspan

@@ -168,12 +168,8 @@ Task outline(const TaskOptions& options) {
   return task;
 }
 
-Examples read(const Task&, const TaskOptions&, const std::string& path) {
-  fail(path, ": running text has no labelled examples");
-}
-
-std::shared_ptr<const Dataset> read_text(const Task& task, const TaskOptions& options,
-                                         const std::string& path) {
+std::shared_ptr<const Dataset> read(const Task& task, const TaskOptions& options,
+                                    const std::string& path) {
   check(task, options);
   if (is_token_file(path))
     return windows(task, options, mapped_text(options, path, task.saved_vocabulary),
@@ -189,11 +185,7 @@ std::shared_ptr<const Dataset> read_text(const Task& task, const TaskOptions& op
 
 }  // namespace
 
-const TaskKind kText{.name = "text",
-                     .open = open,
-                     .outline = outline,
-                     .restore = restore,
-                     .read = read,
-                     .read_text = read_text};
+const TaskKind kText{
+    .name = "text", .open = open, .outline = outline, .restore = restore, .read = read};
 
 }  // namespace longspan

@@ -89,16 +89,6 @@ std::vector<int64_t> seeds_of(const ArenaOptions& options) {
   return seeds;
 }
 
-Experiment experiment_of(const ArenaOptions& options, const ArenaEntry& entry,
-                         int64_t seed) {
-  Experiment experiment = options.experiment;
-  ConfigReader reader(fields(experiment));
-  for (const auto& [name, value] : entry.values)
-    reader.set(name, value, "arena.entries, " + entry.name + ": ");
-  experiment.train.seed = seed;
-  return experiment;
-}
-
 std::string sampled_path(const ArenaRun& run, int64_t samples) {
   return run.folder + "/samples-" + std::to_string(samples) + ".json";
 }
@@ -398,6 +388,16 @@ const ArenaRun* whole_run(const ArenaEntry& entry) {
   const auto found = std::ranges::find_if(
       entry.runs, [](const ArenaRun& run) { return run.refused.empty(); });
   return found == entry.runs.end() ? nullptr : &*found;
+}
+
+Experiment experiment_of(const ArenaOptions& options, const ArenaEntry& entry,
+                         int64_t seed) {
+  Experiment experiment = options.experiment;
+  ConfigReader reader(fields(experiment));
+  for (const auto& [name, value] : entry.values)
+    reader.set(name, value, "arena.entries, " + entry.name + ": ");
+  experiment.train.seed = seed;
+  return experiment;
 }
 
 std::vector<ArenaEntry> arena_entries(const ArenaOptions& options) {

@@ -63,6 +63,10 @@ const ArenaRun* whole_run(const ArenaEntry& entry);
 // a word alone, which is a mechanism. A UsageError says what is wrong with one.
 std::vector<ArenaEntry> arena_entries(const ArenaOptions& options);
 
+// The experiment of an entry with one seed.
+Experiment experiment_of(const ArenaOptions& options, const ArenaEntry& entry,
+                         int64_t seed);
+
 struct ArenaResult {
   std::vector<ArenaEntry> entries = {};
   int signal = 0;  // the one that ended it before all was trained, or 0

@@ -16,6 +16,7 @@
 #include "longspan/base/read_file.h"
 #include "longspan/base/whole_file.h"
 #include "longspan/base/words.h"
+#include "longspan/data/pairs.h"
 #include "longspan/models/generate.h"
 #include "longspan/train/checkpoint.h"
 #include "longspan/train/environment.h"
@@ -146,9 +147,9 @@ TaskModel make_model(const Experiment& experiment, const Task& task) {
     torch::manual_seed(static_cast<uint64_t>(experiment.train.seed));
     TaskModel model;
     if (task.goal == Goal::label)
-      model.classifier =
-          std::make_shared<Classifier>(experiment.model, task.ids, longest,
-                                       static_cast<int64_t>(task.labels.size()));
+      model.classifier = std::make_shared<Classifier>(
+          experiment.model, task.ids, longest, static_cast<int64_t>(task.labels.size()),
+          task.pairs ? Classifier::Reads::pairs : Classifier::Reads::texts);
     else
       model.language = std::make_shared<LanguageModel>(
           experiment.model, task.ids, longest,
@@ -233,17 +234,22 @@ std::vector<Prediction> TrainedModel::predict(const std::vector<std::string>& te
           " gives texts no labels; `generate` continues them");
   const torch::NoGradGuard without_gradients;
   const torch::Device device = device_of(experiment.train);
-  Examples examples;
+  auto documents = std::make_shared<Examples>();
+  Pairs pairs(documents);
   std::vector<Prediction> answers;
   for (size_t i = 0; i < texts.size(); ++i) {
-    const int64_t cut_before = examples.cut();
+    const int64_t cut_before = documents->cut();
     try {
-      examples.add(task.encode(texts[i]), 0, task.longest);
+      for (const auto& ids : encode_all(task, texts[i]))
+        documents->add(ids, 0, task.longest);
+      if (task.pairs) pairs.add(documents->size() - 2, documents->size() - 1, 0);
     } catch (const Error& error) {
       fail("text ", i + 1, ": ", error.what());
     }
-    answers.push_back({.probabilities = {}, .cut = examples.cut() > cut_before});
+    answers.push_back({.probabilities = {}, .cut = documents->cut() > cut_before});
   }
+  const Dataset& examples =
+      task.pairs ? static_cast<const Dataset&>(pairs) : *documents;
   constexpr int64_t kAtOnce = 16;
   for (int64_t first = 0; first < examples.size(); first += kAtOnce) {
     std::vector<int64_t> numbers(

@@ -173,6 +173,29 @@ foreach(tokens IN ITEMS bytes words sentencepiece)
          "the film was a joy")
   expect(0 "\"label\":\"bad\"" ${PROGRAM} predict films-${tokens} "nothing worth the time")
 endforeach()
+
+# Pairs of texts.
+set(pairs "")
+foreach(i RANGE 1 40)
+  string(APPEND pairs "1.0\ta${i}\tb${i}\taa aa ${i}\taa aa ${i} aa\n")
+  string(APPEND pairs "0.0\ta${i}\tc${i}\taa aa ${i}\tzz zz zz zz\n")
+endforeach()
+foreach(part IN ITEMS train eval test)
+  file(WRITE ${folder}/papers/tsv_data/new_aan_pairs.${part}.tsv "${pairs}")
+endforeach()
+foreach(head IN ITEMS concatenation interaction)
+  expect(0 "right on the test set +100.0 %.*always the commonest label +50.0 %" ${PROGRAM} train
+         --task.name retrieval --task.longest 20 --data papers --model.head ${head}
+         --model.layers 1 --model.embedding 16 --model.heads 2 --model.inner 16
+         --model.pooling mean --train.batch 16 --train.steps 60 --train.evaluate_every 20
+         --train.learning_rate 0.01 --out papers-${head} --quiet)
+  expect(0 "right on test +100.0 %" ${PROGRAM} eval papers-${head})
+  expect(0 "\"label\":\"cited\"" ${PROGRAM} predict papers-${head} "aa aa 3\taa aa 3 aa")
+  expect(1 "one tab must stand between" ${PROGRAM} predict papers-${head} "aa aa")
+endforeach()
+expect(2 "model.head must be concatenation or interaction for pairs of texts, got mlp"
+       ${PROGRAM} train --task.name retrieval --data papers --out never --train.steps 1)
+
 file(MAKE_DIRECTORY ${folder}/elsewhere)
 file(WRITE ${folder}/elsewhere/films.tsv "${rows}another text\tgood\n")
 expect(1 "the training file has changed since; judge on a file of its own by --file"

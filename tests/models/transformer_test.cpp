@@ -574,6 +574,50 @@ TEST(Classifier, PoolsRealTokensByAttentionInAnyOrder) {
   EXPECT_FALSE(close(logits(others), together));
 }
 
+// What the head makes of the vectors of two texts, by its definition.
+TEST(Classifier, JudgesPairsByBothVectors) {
+  TransformerOptions options = small();
+  options.pooling = "mean";
+  const Tensor ids = torch::cat({some_input().ids, some_input().ids.flip(0)});
+  const Tensor tokens = ids > 0;
+  for (const char* const head : {"concatenation", "interaction"}) {
+    options.head = head;
+    torch::manual_seed(5);
+    Classifier model(options, 9, 7, 4, Classifier::Reads::pairs);
+    convert(model, torch::kCPU, torch::kDouble);
+    model.eval();
+    const auto p = named(model);
+    torch::manual_seed(5);
+    TransformerOptions alone = options;
+    alone.head = "linear";
+    Transformer encoder(alone, {.ids = 9, .longest = 7});
+    convert(encoder, torch::kCPU, torch::kDouble);
+    encoder.eval();
+    Pass pass;
+    const auto stream = encoder.forward(ids, tokens, pass);
+    const Tensor real = tokens.unsqueeze(2).to(torch::kDouble);
+    const Tensor pooled = (stream.x * real).sum(1) / real.sum(1);
+    const Tensor a = pooled.slice(0, 0, 3), b = pooled.slice(0, 3);
+    const bool interaction = options.head == "interaction";
+    Tensor x =
+        interaction ? torch::cat({a, b, a * b, a - b}, 1) : torch::cat({a, b}, 1);
+    x = torch::relu(torch::linear(x, p.at("hidden_weight"), p.at("hidden_bias")));
+    if (!interaction)
+      x = torch::relu(torch::linear(x, p.at("second_weight"), p.at("second_bias")));
+    x = torch::linear(x, p.at("out_weight"), p.at("out_bias"));
+    Pass again;
+    EXPECT_TRUE(close(model.forward(ids, tokens, again), x)) << head;
+  }
+  options.head = "mlp";
+  EXPECT_EQ(
+      refusal([&] { Classifier(options, 9, 7, 4, Classifier::Reads::pairs); }),
+      "model.head must be concatenation or interaction for pairs of texts, got mlp");
+  options.head = "interaction";
+  EXPECT_EQ(refusal([&] { Classifier(options, 9, 7, 4); }),
+            "model.head must be mlp or linear for texts that do not come in pairs, got "
+            "interaction");
+}
+
 TEST(Classifier, RunsOnEveryDeviceAndInEveryType) {
   for (const torch::Device device : devices()) {
     for (const torch::Dtype type : {torch::kFloat, torch::kDouble, torch::kBFloat16}) {

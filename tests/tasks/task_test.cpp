@@ -115,7 +115,7 @@ TEST_F(ListOpsTask, IsCutAndRestored) {
   EXPECT_EQ(task.encode(text), again.encode(text));
   EXPECT_EQ(refusal([&] { again.encode("[MAX 2"); }),
             "ListOps: a bracket is not closed");
-  EXPECT_EQ(read_examples(again, options, folder_ / "basic_val.tsv").fingerprint(),
+  EXPECT_EQ(read_examples(again, options, folder_ / "basic_val.tsv")->fingerprint(),
             task.valid.fingerprint());
 }
 
@@ -213,7 +213,7 @@ TEST_F(Classify, TakesFilesForItsSplits) {
   EXPECT_EQ(task.test.label(0), 1);
   EXPECT_EQ(task.facts[0], "test: judge.jsonl");
   EXPECT_EQ(task.facts[1], "valid: choose.csv");
-  EXPECT_EQ(read_examples(task, options, folder_ / "choose.csv").fingerprint(),
+  EXPECT_EQ(read_examples(task, options, folder_ / "choose.csv")->fingerprint(),
             task.valid.fingerprint());
   // A share beside one file is of all rows.
   options.valid = "";
@@ -355,7 +355,7 @@ TEST_F(ATask, HasAnOutlineWithoutData) {
 TEST_F(ATask, IsKnownByName) {
   const std::string message =
       "task.name: no task called 'listop'; did you mean 'listops'? there are: listops, "
-      "classify, ";
+      "imdb, retrieval, cifar10, pathfinder, classify, ";
   const TaskOptions options{.name = "listop"};
   EXPECT_THROW(open_task(options), UsageError);
   EXPECT_TRUE(refusal([&] { open_task(options); }).starts_with(message));
@@ -371,7 +371,8 @@ TEST_F(ATask, HasOptionsInItsFields) {
   EXPECT_TRUE(differing(fields(options), fields(standard)).empty());
   ConfigReader(fields(options))
       .read_text(
-          "{name: classify, data: d, longest: 1, train: t, valid: v, test: e, "
+          "{name: classify, data: d, longest: 1, examples: 7, judged: 8, size: 64, "
+          "difficulty: easy, train: t, valid: v, test: e, "
           "valid_share: 0.2, test_share: 0.3, split_seed: 4, text: x, label: l, "
           "tokens: words, vocabulary: 5, least_count: 6, lower_case: false, "
           "sentencepiece_model: m, goal: masked, context: 7, documents: apart, "
