@@ -4,6 +4,7 @@
 // Arguments: the number of threads (2), turns (5).
 
 #include <cstdlib>
+#include <functional>
 #include <iomanip>
 #include <iostream>
 
@@ -24,19 +25,25 @@ namespace {
 
 using torch::Tensor;
 
-template <class Work>
-double flops_of(const Work& work) {
-  const int64_t before = flops_counted();
-  work();
-  return static_cast<double>(flops_counted() - before);
-}
+// One way to do something: a forward pass, and what comes after it.
+struct Way {
+  std::function<Tensor()> forward;
+  std::function<void(const Tensor&)> backward;
+
+  void operator()() const { backward(forward()); }
+
+  double flops() const {
+    const int64_t before = flops_counted();
+    forward();
+    return static_cast<double>(flops_counted() - before);
+  }
+};
 
 // How many times as much `other` takes as `one`.
-void compare(const std::string& what, const std::function<void()>& one,
-             const std::function<void()>& other, int64_t turns) {
-  const double counted = flops_of(other) / flops_of(one);
+void compare(const std::string& what, const Way& one, const Way& other, int64_t turns) {
+  const double counted = other.flops() / one.flops();
   const Interleaved medians = interleaved(one, other, turns);
-  std::cout << std::left << std::setw(58) << what << std::right << std::fixed
+  std::cout << std::left << std::setw(70) << what << std::right << std::fixed
             << std::setprecision(0) << std::setw(9) << medians.ours.wall * 1e3
             << std::setw(9) << medians.theirs.wall * 1e3 << std::setprecision(2)
             << std::setw(9) << medians.ratio.wall << std::setw(9) << medians.ratio.cpu
@@ -56,50 +63,58 @@ Value::Map settings_of(const std::string& text) {
   return *Value::parse(text).as<Value::Map>();
 }
 
-constexpr int64_t kTokens = 3072, kHeads = 4, kHeadWidth = 64;
+constexpr int64_t kTokens = 3072, kWidth = 256;
 
 // Forward and backward of attention by itself.
-std::function<void()> attention(const Mechanism& row, const Value::Map& settings) {
-  const auto random = [] {
-    return torch::randn({1, kHeads, kTokens, kHeadWidth}).requires_grad_();
+Way attention(const Mechanism& row, int64_t heads, const Value::Map& settings) {
+  const auto random = [=] {
+    return torch::randn({1, heads, kTokens, kWidth / heads}).requires_grad_();
   };
   const auto part =
-      make<Attention>(row, {.heads = kHeads, .head_width = kHeadWidth}, settings);
-  return [=, q = random(), k = random(), v = random(),
-          slope = random().detach()]() mutable {
-    Pass pass = training_pass(/*causal=*/true);
-    torch::autograd::grad({part->forward(q, k, v, pass)}, {q, k, v}, {slope});
-  };
+      make<Attention>(row, {.heads = heads, .head_width = kWidth / heads}, settings);
+  const Tensor q = random(), k = random(), v = random(), slope = random().detach();
+  return {[=] {
+            Pass pass = training_pass(/*causal=*/true);
+            return part->forward(q, k, v, pass);
+          },
+          [=](const Tensor& out) {
+            torch::autograd::grad({out}, {q, k, v}, {slope});
+          }};
 }
 
-// A step of training of a language model of bytes, two layers, 256 wide.
-std::function<void()> training_step(const std::string& mechanism) {
+// A step of training of a language model of bytes, two layers, 256 wide, without
+// dropout.
+Way training_step(const std::string& mechanism, int64_t heads) {
   constexpr int64_t kIds = 257;
   const auto model = std::make_shared<LanguageModel>(
       TransformerOptions{.layers = 2,
-                         .embedding = kHeads * kHeadWidth,
-                         .heads = kHeads,
-                         .attention = Value::parse(mechanism)},
+                         .embedding = kWidth,
+                         .heads = heads,
+                         .attention = Value::parse(mechanism),
+                         .dropout = 0},
       kIds, kTokens, LanguageModel::Sees::past);
   const auto optimizer =
       std::make_shared<AdamW>(named_parameters(*model), AdamWOptions());
   const Tensor ids = torch::randint(1, kIds, {1, kTokens}),
                real = torch::ones({1, kTokens}, torch::kBool);
-  return [=] {
-    optimizer->clear_gradients();
-    Pass pass = training_pass(/*causal=*/true);
-    total(model->judge(model->forward(ids, real, pass), ids.roll(-1, 1)).loss)
-        .backward();
-    optimizer->collect_gradients();
-    optimizer->step(1e-4);
-  };
+  return {[=] {
+            Pass pass = training_pass(/*causal=*/true);
+            return total(
+                model->judge(model->forward(ids, real, pass), ids.roll(-1, 1)).loss);
+          },
+          [=](const Tensor& loss) {
+            optimizer->clear_gradients();
+            loss.backward();
+            optimizer->collect_gradients();
+            optimizer->step(1e-4);
+          }};
 }
 
 // Forward and backward of a layer of 512 tokens, 512 wide, 2048 inside, with its cache
 // carried on.
-std::function<void()> layer(const Mechanism& row, bool causal) {
-  constexpr int64_t kExamples = 8, kLength = 512, kWidth = 512;
-  const Sizes sizes = Sizes{.embedding = kWidth,
+Way layer(const Mechanism& row, bool causal) {
+  constexpr int64_t kExamples = 8, kLength = 512, kEmbedding = 512;
+  const Sizes sizes = Sizes{.embedding = kEmbedding,
                             .heads = 8,
                             .head_width = 64,
                             .inner = 2048,
@@ -109,34 +124,41 @@ std::function<void()> layer(const Mechanism& row, bool causal) {
       std::make_shared<Block>(make_mixer(row, sizes), sizes, BlockOptions());
   const auto carry = std::make_shared<Record>();
   const bool carries = row.can.carry != Carry::none;
-  const Tensor x = torch::randn({kExamples, kLength, kWidth}).requires_grad_(),
-               slope = torch::randn({kExamples, kLength, kWidth});
-  return [=] {
-    Pass pass = training_pass(causal);
-    if (carries) pass.carry = carry.get();
-    block->forward(x, pass).backward(slope);
-    x.mutable_grad() = {};
-    for (Tensor& parameter : block->parameters()) parameter.mutable_grad() = {};
-  };
+  const Tensor x = torch::randn({kExamples, kLength, kEmbedding}).requires_grad_(),
+               slope = torch::randn({kExamples, kLength, kEmbedding});
+  std::vector<Tensor> sources = block->parameters();
+  sources.push_back(x);
+  return {[=] {
+            Pass pass = training_pass(causal);
+            if (carries) pass.carry = carry.get();
+            return block->forward(x, pass);
+          },
+          [=](const Tensor& y) {
+            torch::autograd::grad({y}, sources, {slope}, /*retain_graph=*/{},
+                                  /*create_graph=*/false, /*allow_unused=*/true);
+          }};
 }
 
 void run(int64_t turns) {
-  std::cout << std::left << std::setw(58) << "what" << std::right << std::setw(9)
+  std::cout << std::left << std::setw(70) << "what" << std::right << std::setw(9)
             << "one ms" << std::setw(9) << "other ms" << std::setw(9) << "wall"
             << std::setw(9) << "CPU" << std::setw(9) << "counted" << '\n';
   const Mechanism& dense = catalogue::dense;
   for (const char* settings : {"{windows: 4}", "{windows: 4, kind: unbiased}"}) {
     const std::string named = std::string("{name: ssa, ") + (settings + 1);
-    compare("attention, 3072 tokens: " + named + ", dense",
-            attention(catalogue::ssa, settings_of(settings)), attention(dense, {}),
-            turns);
-    compare("training step, 256 wide: " + named + ", dense", training_step(named),
-            training_step("dense"), turns);
+    for (const int64_t heads : {4, 8}) {
+      const std::string of =
+          ", " + std::to_string(heads) + " heads: " + named + ", dense";
+      compare("attention" + of, attention(catalogue::ssa, heads, settings_of(settings)),
+              attention(dense, heads, {}), turns);
+      compare("training step" + of, training_step(named, heads),
+              training_step("dense", heads), turns);
+    }
   }
   for (const bool causal : {false, true})
-    compare(std::string("layer, 512 tokens, 512 wide") + (causal ? ", causal" : "") +
-                ": dense, grc",
-            layer(dense, causal), layer(catalogue::grc, causal), turns);
+    compare(
+        std::string("layer, 512 tokens") + (causal ? ", causal" : "") + ": dense, grc",
+        layer(dense, causal), layer(catalogue::grc, causal), turns);
 }
 
 }  // namespace

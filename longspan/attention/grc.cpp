@@ -1,16 +1,16 @@
 // Attention beside a gated recurrent cache: some slots that are rewritten from batch to
 // batch and read by all tokens. Zhang et al. 2023, arXiv:2312.12742.
 //
-//   Xbar  = the first ratio * E channels of x, resized to the slots (nearest real
-//   token) U, R  = sigmoid(W_u [Xbar, C]), sigmoid(W_r [Xbar, C]) C'    = (1 - U) C + U
-//   W_c [Xbar, R C],  the mean over the batch head  = s memory + (1 - s) self,  s =
-//   sigmoid(lambda),
-//           memory = softmax(Q K^T / width^1/2) V,  Q of x, K and V of C'
+//   X    = the first channels of the input, resized to the slots (nearest real token)
+//   U, R = sigmoid(W_u [X, C]), sigmoid(W_r [X, C])
+//   C'   = (1 - U) C + U W_c [X, R C], the mean over the batch
+//   head = s memory + (1 - s) self,  s = sigmoid(lambda)
+//   memory = softmax(Q K^T / width^1/2) V,  Q of the tokens, K and V of C'
 //
-// Not causal: a batch reads the C' it wrote itself. Causal: slot t is made of tokens
-// around t, so a batch reads the C' of the batch before; it is computed in this pass,
-// out of Xbar (its mean over the batch) and C as they were carried, so that gates
-// learn. In evaluation nothing is written.
+// Not causal: a batch reads the C' it wrote itself. Causal: slots know tokens of the
+// whole sequence, so a batch reads the C' of the batch before; it is computed in this
+// pass, out of X (its mean over that batch) and C as they were carried, so that gates
+// learn. In evaluation the cache is read as it is, and not written.
 //
 // The authors' published module differs: preset `released`.
 
@@ -428,8 +428,7 @@ constinit const Mechanism catalogue::grc{
     .state_size = Grc::state_size,
     .projections = Projections::none,
     .training =
-        "3, 4: the cache is rewritten by all examples of the batch, which then "
-        "read it",
+        "4: the cache is rewritten by all examples of a batch, and read by them",
     .settings = kSettings,
     .presets = kPresets,
     .test_settings = "{attention: {name: longformer, window: 4}, slots: 16}",

@@ -19,6 +19,7 @@
 #include <numbers>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "longspan/attention/dense_reference.h"
 #include "longspan/attention/mechanism.h"
@@ -64,6 +65,17 @@ std::vector<int64_t> in_order(const std::vector<double>& places) {
   std::iota(numbers.begin(), numbers.end(), int64_t{0});
   std::ranges::stable_sort(numbers, {},
                            [&](int64_t i) { return places[static_cast<size_t>(i)]; });
+  return numbers;
+}
+
+// The numbers of the `count` largest of `places`.
+std::vector<int64_t> largest(const std::vector<double>& places, int64_t count) {
+  std::vector<int64_t> numbers(places.size());
+  std::iota(numbers.begin(), numbers.end(), int64_t{0});
+  std::ranges::nth_element(numbers, numbers.end() - count, {}, [&](int64_t i) {
+    return std::pair(places[static_cast<size_t>(i)], i);
+  });
+  numbers.erase(numbers.begin(), numbers.end() - count);
   return numbers;
 }
 
@@ -181,27 +193,21 @@ SourceWindows drawn_sources(const SourceSampling& sampling, int64_t tokens, bool
   SourceWindows drawn{.size = size, .sources = {}};
   std::optional<double> sigma;
   if (sampling.biased) sigma = std::round(sampling.sigma * static_cast<double>(tokens));
-  const auto add = [&](const std::vector<int64_t>& order, int64_t from, int64_t to) {
-    drawn.sources.emplace_back(order.begin() + from, order.begin() + to);
-    std::ranges::sort(drawn.sources.back());
-  };
   if (causal) {
     for (int64_t first = 0; first < tokens; first += size) {
       const int64_t end = std::min(first + size, tokens);
       const Key of_window = mix(key, static_cast<uint64_t>(first));
-      add(in_order(noisy_places(end, sigma, of_window)), end - std::min(size, end),
-          end);
+      drawn.sources.push_back(
+          largest(noisy_places(end, sigma, of_window), std::min(size, end)));
     }
-    return drawn;
+  } else {
+    const std::vector<int64_t> order = in_order(noisy_places(tokens, sigma, key));
+    if (!sampling.biased) drawn.size = tokens;
+    for (int64_t first = 0; first < tokens; first += drawn.size)
+      drawn.sources.emplace_back(order.begin() + first,
+                                 order.begin() + std::min(first + size, tokens));
   }
-  const std::vector<int64_t> order = in_order(noisy_places(tokens, sigma, key));
-  if (!sampling.biased) {
-    drawn.size = tokens;
-    add(order, 0, size);
-    return drawn;
-  }
-  for (int64_t first = 0; first < tokens; first += size)
-    add(order, first, std::min(first + size, tokens));
+  for (auto& sources : drawn.sources) std::ranges::sort(sources);
   return drawn;
 }
 
