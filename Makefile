@@ -6,7 +6,7 @@ longspan = build/release/longspan
 
 .PHONY: demo test configure packages
 
-# Makes data, trains ten small models on it side by side for about two minutes, and writes a
+# Makes data, trains ten small models on it side by side for a minute and a half, and writes a
 # report of them.
 demo: configure
 	cmake --build --preset release --target longspan_program

@@ -7,9 +7,9 @@
 #include "longspan/base/words.h"
 #include "longspan/cli/commands.h"
 #include "longspan/cli/experiment_options.h"
-#include "longspan/report/picture.h"
 #include "longspan/cli/reference_pages.h"
 #include "longspan/cli/row.h"
+#include "longspan/report/picture.h"
 
 namespace longspan::cli {
 namespace {

@@ -126,7 +126,7 @@ std::string speed_chart(const Comparison& comparison) {
   for (const Contender& contender : comparison.contenders)
     for (const ArenaRun& run : contender.entry.runs)
       most_memory = std::max(most_memory, static_cast<double>(run.peak_bytes));
-  constexpr double kMargin = 0.14;
+  constexpr double kMargin = 0.2;
   const Axis score{.label = is_accuracy ? "accuracy on the test set, %"
                                         : comparison.measure + " on the test set",
                    .margin = kMargin};

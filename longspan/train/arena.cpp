@@ -508,7 +508,8 @@ std::vector<ArenaEntry> read_arena(const std::string& folder) {
   try {
     for (const auto& one : nlohmann::ordered_json::parse(read_file(path))) {
       ArenaEntry entry{.name = one.at("name"), .samples = one.value("samples", 0)};
-      for (const auto& [name, value] : one.value("values", json::object()).items())
+      const auto values = one.value("values", nlohmann::ordered_json::object());
+      for (const auto& [name, value] : values.items())
         entry.values.emplace_back(name, Value::parse(value.get<std::string>()));
       for (const auto& given : one.value("runs", json::array())) {
         const std::string name = given.at("folder");
