@@ -124,21 +124,19 @@ class Laid {
   // those inside, then none, so that blocks lie evenly in tiles.
   std::vector<Span> near_spans;
   int64_t near_of_block() const { return near_of_block_; }
-  std::optional<Layout>
-      near_values;  // which of the keys from steps.begin() on they have
   // The new far spans, and those that wait for their neighbour after the steps: spans
   // of those that waited before, in the order of time, and then the blocks of the
   // steps.
   std::vector<Span> far_spans, waiting;
-  // Each block of each new far span asks with its query. The asking rows are one span
-  // after the other: the spans of new far spans, one for each row, and the rows of
-  // every span.
+  // The rows that ask for values: the near spans, then with the query of a far span
+  // each of its blocks; that of a single block is a near one. Of those blocks which far
+  // span they are of, and the rows of every far span.
   std::vector<Span> asking, far_blocks;
   // Places of asking rows, block by block, and which of the keys from first_key on they
   // have.
   int64_t first_key = 0;
   Tensor asking_rows;
-  std::optional<Layout> far_values;
+  std::optional<Layout> of_values;
   // What tokens see: keys from first_own on, near spans, and far ones. These are, if
   // the steps are all there is, the new ones; else those from before and the new ones,
   // in the places `far_rows`.
@@ -175,11 +173,6 @@ class Laid {
         }
       }
     }
-    near_values.emplace(static_cast<int64_t>(near_spans.size()), tokens - begin,
-                        [&](int64_t row, std::vector<Span>& seen) {
-                          if (row % near_of_block_ > 0)
-                            seen.push_back(near_spans[static_cast<size_t>(row)]);
-                        });
     near.emplace(count, static_cast<int64_t>(near_spans.size()),
                  [&](int64_t query, std::vector<Span>& seen) {
                    each_seen(first + query, least_, kBlockLevel, causal, tokens,
@@ -274,35 +267,49 @@ class Laid {
   }
 
   void lay_values(torch::Device device) {
-    const int64_t tokens = steps_.tokens();
-    std::vector<int64_t> blocks;  // of every row
+    const int64_t begin = steps_.begin(), tokens = steps_.tokens();
+    std::vector<Span> keys;  // of every row
     std::map<int64_t, std::vector<int64_t>> rows_of_block;
+    const auto push = [&](int64_t row) {
+      rows_of_block[keys[static_cast<size_t>(row)].from / kBlock].push_back(row);
+    };
+    for (const Span& span : near_spans) {
+      const auto row = static_cast<int64_t>(keys.size());
+      keys.push_back({begin + span.from, begin + span.to});
+      if (row % near_of_block_ > 0 && span.from < span.to) push(row);
+    }
     for (size_t number = 0; number < fresh_.size(); ++number) {
       const auto [from, to] = fresh_[number].span();
-      const auto span = static_cast<int64_t>(number);
-      const auto row = static_cast<int64_t>(blocks.size());
-      for (int64_t at = from; at < std::min(to, tokens); at += kBlock) {
-        rows_of_block[at / kBlock].push_back(static_cast<int64_t>(blocks.size()));
-        blocks.push_back(at);
-        asking.push_back({span, span + 1});
+      if (to - from == kBlock) {
+        const int64_t row = (from - begin) / kBlock * near_of_block_;
+        far_blocks.push_back({row, row + 1});
+        push(row);
+        continue;
       }
-      far_blocks.push_back({row, static_cast<int64_t>(blocks.size())});
+      const auto span = static_cast<int64_t>(number);
+      const auto row = static_cast<int64_t>(keys.size());
+      for (int64_t at = from; at < std::min(to, tokens); at += kBlock) {
+        keys.push_back({at, at + kBlock});
+        asking.push_back({span, span + 1});
+        push(static_cast<int64_t>(keys.size()) - 1);
+      }
+      far_blocks.push_back({row, static_cast<int64_t>(keys.size())});
     }
+    constexpr size_t kAligned = 8;  // so that few vectors meet more than two blocks
     std::vector<int64_t> places;
     for (const auto& [block, rows] : rows_of_block) {
-      places.resize(blocks_of(static_cast<int64_t>(places.size())) * kBlock, -1);
+      places.resize((places.size() + kAligned - 1) / kAligned * kAligned, -1);
       places.insert(places.end(), rows.begin(), rows.end());
     }
     first_key = rows_of_block.empty() ? tokens : rows_of_block.begin()->first * kBlock;
     asking_rows = tensor_of(places).to(torch::kInt).to(device);
-    far_values.emplace(static_cast<int64_t>(places.size()), tokens - first_key,
-                       [&](int64_t place, std::vector<Span>& seen) {
-                         const int64_t row = places[static_cast<size_t>(place)];
-                         if (row < 0) return;
-                         const int64_t from =
-                             blocks[static_cast<size_t>(row)] - first_key;
-                         seen.push_back({from, from + kBlock});
-                       });
+    of_values.emplace(static_cast<int64_t>(places.size()), tokens - first_key,
+                      [&](int64_t place, std::vector<Span>& seen) {
+                        const int64_t row = places[static_cast<size_t>(place)];
+                        if (row < 0) return;
+                        const auto [from, to] = keys[static_cast<size_t>(row)];
+                        seen.push_back({from - first_key, to - first_key});
+                      });
   }
 
   Steps steps_;
@@ -343,10 +350,8 @@ class CombinerLogSparse final : public Combiner {
     const Tensor real = keys.to.defined() ? keys.to.squeeze(1) > 0 : Tensor();
     const Pools near = near_pools(steps, *laid, all, keys.k, real);
     const Pools far = far_pools(steps, *laid, near, pass.state);
-    Source in_near = keys;
-    in_near.layout = laid->near_values;
-    const Summaries seen_near = pooling().summaries(near.q, near.k, in_near);
-    Summaries seen_far = far_summaries(*laid, far, from(source, laid->first_key));
+    auto [seen_near, seen_far] =
+        summaries(*laid, near, far, from(source, laid->first_key));
     if (pass.state) {
       Record& state = pass.state->part("summaries");
       seen_far = seen_far.joined(state);
@@ -443,28 +448,35 @@ class CombinerLogSparse final : public Combiner {
     return far.slice(0, fresh);
   }
 
-  // Of new far spans, by the tokens from laid.first_key on. Where `tokens` has no
-  // padding all are valid.
-  Summaries far_summaries(const Laid& laid, const Pools& far, Source tokens) const {
+  // Of near spans and of new far ones, by the tokens from laid.first_key on. Where
+  // these have no padding all are valid.
+  std::pair<Summaries, Summaries> summaries(const Laid& laid, const Pools& near,
+                                            const Pools& far, Source tokens) const {
     const auto type = tokens.k.scalar_type();
-    const Tensor asking =
+    const int64_t heads = near.q.size(1), near_count = near.q.size(2);
+    const bool is_padded = tokens.to.defined();
+    const Tensor of_far =
         pool_spans({.x = of_sums(far.q, far.count, type)}, laid.asking, Pooling::sum)
             .out;
-    const bool is_padded = tokens.to.defined();
-    tokens.layout = laid.far_values;
-    const Attended values =
-        block_attention({.q = asking, .rows = laid.asking_rows}, {tokens});
+    tokens.layout = laid.of_values;
+    const Attended values = block_attention(
+        {.q = torch::cat({near.q, of_far}, 2), .rows = laid.asking_rows}, {tokens});
     const auto is_valid = [](const Tensor& lse) {
       return lse.detach() > -std::numeric_limits<double>::infinity();
     };
+    const Tensor valid = is_padded ? is_valid(values.lse) : Tensor();
     const Pooled of_blocks =
-        pool_spans({.x = values.out,
-                    .keep = is_padded ? is_valid(values.lse) : Tensor(),
-                    .scores = values.lse},
+        pool_spans({.x = values.out, .keep = valid, .scores = values.lse},
                    laid.far_blocks, Pooling::softmax);
-    return {.k = for_heads(of_sums(far.k, far.count, type), asking.size(1)),
-            .v = of_blocks.out,
-            .valid = is_padded ? is_valid(of_blocks.lse.select(1, 0)) : Tensor()};
+    Summaries of_near{.k = for_heads(near.k, heads),
+                      .v = values.out.slice(2, 0, near_count)};
+    Summaries of_spans{.k = for_heads(of_sums(far.k, far.count, type), heads),
+                       .v = of_blocks.out};
+    if (is_padded) {
+      of_near.valid = valid.select(1, 0).slice(1, 0, near_count);
+      of_spans.valid = is_valid(of_blocks.lse.select(1, 0));
+    }
+    return {of_near, of_spans};
   }
 
   // What is pooled of spans of `count` tokens, as it is put together: means as sums.
