@@ -124,6 +124,10 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks<Stored, kWidth, kKind>)
     if (thread < kTile) scout.put(queries_ring[slot == 2 ? 0 : slot + 1]);
     close_copies();
 
+    const TilePairs<true, Stored> pairs(given, source, queries, keys, work.piece.tile,
+                                        task.source, work.head_number);
+    if (kFeatures && pairs.is_apart()) continue;
+
     // Empty places of queries need no bits, for their lse2 is infinite; only biases may
     // not be read for them.
     bool whole = visit.mask < 0 && live_places(keys) == ~uint64_t{0};
@@ -178,8 +182,6 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks<Stored, kWidth, kKind>)
     PairBits kept;
     const bool drops = kFeatures && given.dropout.limit > 0;
     if (kFeatures) {
-      const TilePairs<true, Stored> pairs(given, source, queries, keys, work.piece.tile,
-                                          task.source, work.head_number);
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b)
 #pragma unroll

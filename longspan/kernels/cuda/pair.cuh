@@ -82,6 +82,39 @@ class TilePairs {
         source_number_(source_number),
         head_number_(head_number) {}
 
+  // Whether intervals or buckets hide all pairs of the tile, as far as the least and
+  // the most of its queries tell. For whole warps, all of which find the same.
+  __device__ __forceinline__ bool is_apart() const {
+    const bool by_interval = source_.has_interval && !source_.outside;
+    if (!by_interval && !source_.has_buckets) return false;
+    const int lane = threadIdx.x % 32;
+    int32_t first = INT32_MAX, last = INT32_MIN, least = INT32_MAX, most = INT32_MIN;
+#pragma unroll
+    for (int place = lane; place < kTile; place += 32)
+      if (queries_.row[place] >= 0) {
+        first = min(first, queries_.position[place]);
+        last = max(last, queries_.position[place]);
+        least = min(least, queries_.bucket[place]);
+        most = max(most, queries_.bucket[place]);
+      }
+    first = __reduce_min_sync(~0u, first);
+    last = __reduce_max_sync(~0u, last);
+    least = __reduce_min_sync(~0u, least);
+    most = __reduce_max_sync(~0u, most);
+    bool apart = true;
+#pragma unroll
+    for (int place = lane; place < kTile; place += 32)
+      if (keys_.row[place] >= 0) {
+        const bool outside =
+            by_interval &&
+            (keys_.from[place] > last || (source_.to.data && keys_.to[place] <= first));
+        const bool other = source_.has_buckets &&
+                           (keys_.bucket[place] < least || keys_.bucket[place] > most);
+        apart = apart && (outside || other);
+      }
+    return __all_sync(~0u, apart);
+  }
+
   // Takes from `seen` what intervals and buckets hide; false where that is nothing.
   __device__ __forceinline__ bool hide(PairBits& seen) const {
     const bool by_interval = source_.has_interval && !is_inside();

@@ -387,6 +387,11 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks<Stored, kWidth, kKind>)
     if (thread < kTile) scout.put(keys_ring[slot == 2 ? 0 : slot + 1]);
     close_copies();
 
+    const HeadSource<Stored>& source = sources[visit.source];
+    const TilePairs<false, Stored> pairs(given, source, queries, keys, visit.tile,
+                                         visit.source, work.head_number);
+    if (kFeatures && pairs.is_apart()) continue;
+
     const uint64_t live = live_places(keys);
     bool whole = visit.mask < 0 && live == ~uint64_t{0};
     if (kFeatures) whole = whole && live_places(queries) == ~uint64_t{0};
@@ -431,9 +436,6 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks<Stored, kWidth, kKind>)
       }
     }
 
-    const HeadSource<Stored>& source = sources[visit.source];
-    const TilePairs<false, Stored> pairs(given, source, queries, keys, visit.tile,
-                                         visit.source, work.head_number);
     if (kFeatures) {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b)
