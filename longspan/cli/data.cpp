@@ -210,7 +210,7 @@ void write_text(const TextFile& file) {
 }
 
 struct TokenFiles {
-  TextSplitOptions text = {};
+  TextSplitOptions text = {.shares_called = {"--valid-share", "--test-share"}};
   TokenizerOptions tokens = {};
   std::string folder;
   bool overwrite = false;

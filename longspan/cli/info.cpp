@@ -85,6 +85,7 @@ void print() {
   for (const char* const name : {"block attention", "linear attention", "LSE merge",
                                  "pooling", "activation", "layer norm", "dropout"})
     kernel(name, "fused", is_refused ? "refused" : "fused");
+  kernel("entmax attention", "fused", is_refused ? "refused" : "fused weights, cuBLAS");
   kernel("total", "fused", "tensor operations");
   kernel("matmul", "BLAS by tiles", "cuBLAS");
   if (gpu && !is_refused) print_attention_on(*gpu);

@@ -5,9 +5,11 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <set>
 
 #include <c10/util/Exception.h>
 
+#include "longspan/base/memory.h"
 #include "longspan/base/whole_file.h"
 #include "longspan/cli/arguments.h"
 #include "longspan/cli/attention_report.h"
@@ -20,12 +22,14 @@ namespace longspan::cli {
 namespace {
 
 using nlohmann::ordered_json;
+using report::Chart, report::Panel, report::Scale, report::Series;
 
 struct FigureOptions {
   std::string lengths = "1024,2048,4096,8192,16384", device = "cpu", type = "float",
               plot;
   AttentionSetup setup = {.batch = 16};
-  int64_t span = 128, turns = 3, dense_until = 8192;
+  int64_t span = 128, turns = 3;
+  std::optional<int64_t> dense_until = {};  // unset: all on a GPU, 8192 elsewhere
   bool json = false;
 };
 
@@ -93,7 +97,7 @@ Form form_of(const Contender& contender) {
 void measure(Contender& contender, int64_t length, const FigureOptions& options) {
   Candidate& candidate = contender.candidate;
   AttentionSpeed speed{.length = length};
-  if (candidate.is_dense() && length > options.dense_until &&
+  if (candidate.is_dense() && options.dense_until && length > *options.dense_until &&
       !candidate.speeds.empty()) {
     const AttentionSpeed& last = candidate.speeds.back();
     const double longer =
@@ -104,6 +108,7 @@ void measure(Contender& contender, int64_t length, const FigureOptions& options)
     return;
   }
   const Form form = form_of(contender);
+  release_cached_memory();
   AttentionLayer ours(candidate.mechanism, candidate.given, form, length,
                       options.setup);
   speed.peak_bytes = ours.peak_bytes();
@@ -269,13 +274,15 @@ void figure(FigureOptions options) {
   const auto lengths =
       argument([&] { return lengths_of("--lengths", options.lengths); });
   options.setup.device = argument([&] { return usable_device(options.device); });
+  if (!options.dense_until && !options.setup.device.is_cuda())
+    options.dense_until = 8192;
   options.setup.type = options.type == "float" ? torch::kFloat : torch::kBFloat16;
   if (!options.plot.empty()) check_writable(options.plot);
   std::vector<Contender> all = contenders(options.span);
   if (!options.json)
     std::cout << words(options.setup) << "; blocks and rows of " << options.span
               << " tokens\n\n";
-  bool any = false;
+  bool failed = false;
   for (Contender& contender : all) {
     contender.refused = refusal(contender.candidate.mechanism, options.setup);
     if (contender.refused.empty()) {
@@ -287,15 +294,15 @@ void figure(FigureOptions options) {
         } catch (const c10::Error& error) {
           const std::string reason = error.what_without_backtrace();
           contender.refused = reason.substr(0, reason.find('\n'));
+          failed = true;
         }
       }
     }
-    any = any || !contender.candidate.speeds.empty();
     if (options.json) std::cout << json(contender, options).dump() << std::endl;
   }
-  if (!any) throw Failed();
   if (!options.json) print_tables(all, lengths);
-  if (!options.plot.empty()) write_whole(options.plot, svg(chart(options, all)));
+  if (!options.plot.empty()) write_whole(options.plot, report::svg(chart(options, all)));
+  if (failed) throw Failed();
 }
 
 }  // namespace
@@ -335,9 +342,10 @@ void add_combiner_figure3(CLI::App& paper) {
   count("--head-width", options->setup.head_width, "width of a head");
   count("--span", options->span, "tokens of a block and of a row of the grid");
   count("--turns", options->turns, "how often each is timed");
-  count("--dense-until", options->dense_until,
-        "tokens: dense attention over more is not timed, but extrapolated as N^2 from "
-        "the longest that was, and marked ~");
+  verb->add_option("--dense-until", options->dense_until,
+                   "tokens: dense attention over more is not timed, but extrapolated as "
+                   "N^2 from the longest that was, and marked ~; 8192 unless on a GPU")
+      ->check(CLI::Range(int64_t{1}, kLongest));
   verb->add_option("--type", options->type, "float or bfloat16")
       ->capture_default_str()
       ->check(CLI::IsMember({"float", "bfloat16"}));

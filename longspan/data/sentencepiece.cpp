@@ -131,11 +131,12 @@ bool has_something(std::span<const std::string_view> texts, const Pieces& any) {
   return false;
 }
 
-std::string trained(int64_t vocabulary, std::span<const std::string_view> texts) {
+std::string trained(int64_t vocabulary, int64_t more_ids,
+                    std::span<const std::string_view> texts) {
   constexpr int64_t kMostPieces = 1'000'000'000;  // the trainer multiplies it by 1.1
   const std::unordered_map<std::string, std::string> options = {
       {"model_type", "unigram"},
-      {"vocab_size", std::to_string(std::min(vocabulary - 1, kMostPieces))},
+      {"vocab_size", std::to_string(std::min(vocabulary - 1 - more_ids, kMostPieces))},
       {"hard_vocab_limit", "false"},
       {"character_coverage", "0.9995"},
       {"unk_id", "0"},
@@ -159,18 +160,21 @@ std::string trained(int64_t vocabulary, std::span<const std::string_view> texts)
   if (message.find("required_chars. ") != message.npos && place != message.npos)
     std::from_chars(message.data() + place + 4, message.data() + message.size(),
                     needed);
-  require(needed == 0, "sentencepiece: a vocabulary of ", vocabulary,
-          " ids is too small for the characters of these texts, which need ",
-          needed + 1);
+  argument([&] {
+    require(needed == 0, "sentencepiece: a vocabulary of ", vocabulary,
+            " ids is too small for the characters of these texts, which need ",
+            needed + 1 + more_ids);
+  });
   fail("sentencepiece: cannot train a model: ", message);
 }
 
-std::shared_ptr<const Tokenizer> train(int64_t vocabulary,
+std::shared_ptr<const Tokenizer> train(int64_t vocabulary, int64_t more_ids,
                                        std::span<const std::string_view> texts) {
   constexpr std::string_view kLetter[] = {"a"};
-  require(has_something(texts, Pieces(trained(4, kLetter), "it")),
+  require(has_something(texts, Pieces(trained(4, 0, kLetter), "it")),
           "sentencepiece: there is nothing to train on in ", texts.size(), " texts");
-  return std::make_shared<Pieces>(trained(vocabulary, texts), "what was trained");
+  return std::make_shared<Pieces>(trained(vocabulary, more_ids, texts),
+                                  "what was trained");
 }
 
 std::shared_ptr<const Tokenizer> open(const std::string& model,

@@ -5,11 +5,10 @@
 
 #include "longspan/base/error.h"
 #include "longspan/data/order.h"
+#include "longspan/data/word_counts.h"
 
 namespace longspan {
 namespace {
-
-bool is_space(char byte) { return byte == ' ' || (byte >= '\t' && byte <= '\r'); }
 
 // Counts and encodes the parts of one text.
 class Encoder {
@@ -48,8 +47,13 @@ TextSplits::TextSplits(const TextSplitOptions& options)
   argument([&] {
     const double taken = (options.valid.empty() ? options.valid_share : 0) +
                          (options.test.empty() ? options.test_share : 0);
-    require(taken < 1, "task.valid_share and task.test_share must leave something to ",
-            "train on, got ", options.valid_share, " and ", options.test_share);
+    const auto& [valid, test] = options.shares_called;
+    require(taken < 1, valid, " and ", test, " must leave something to train on, got ",
+            options.valid_share, " and ", options.test_share);
+    require(!options.valid.empty() || options.valid_share > 0, valid,
+            " must be more than 0 where no file is given to choose by, got 0");
+    require(!options.test.empty() || options.test_share > 0, test,
+            " must be more than 0 where no file is given to judge by, got 0");
   });
   plan_shares();
 }

@@ -22,6 +22,8 @@ struct TextSplitOptions {
   double valid_share = 0.1, test_share = 0.1;
   int64_t seed = 1;  // chooses documents; of one long text the shares are its end
   std::string column = "text";
+  // What a user calls the shares.
+  std::array<const char*, 2> shares_called = {"task.valid_share", "task.test_share"};
 };
 
 // What was counted in a split.

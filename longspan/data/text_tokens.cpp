@@ -1,10 +1,11 @@
 #include "longspan/data/text_tokens.h"
 
 #include <algorithm>
-#include <unordered_map>
+#include <limits>
 
 #include "longspan/base/error.h"
 #include "longspan/base/words.h"
+#include "longspan/data/word_counts.h"
 
 namespace longspan {
 namespace {
@@ -26,12 +27,6 @@ class Bytes final : public TextTokens {
  private:
   std::shared_ptr<const Tokenizer> tokenizer_ = restore_tokenizer("bytes", {});
 };
-
-struct HashWord : std::hash<std::string_view> {
-  using is_transparent = void;
-};
-template <class Value>
-using ByWord = std::unordered_map<std::string, Value, HashWord, std::equal_to<>>;
 
 constexpr int32_t kUnknown = 1, kLineEnd = 2, kFirstWord = 3;
 constexpr std::string_view kUnknownWord = "<unk>", kLineEndWord = "<eos>";
@@ -102,30 +97,15 @@ class SpacedWords final : public TextTokens {
 
 std::shared_ptr<const TextTokens> count_words(const TokenizerOptions& options,
                                               const EachText& each_text) {
-  ByWord<int64_t> counts;
+  WordCounts counts;
   each_text([&](std::string_view text) {
     for_words(text, [&](std::string_view word) {
-      const auto found = counts.find(word);
-      if (found != counts.end())
-        ++found->second;
-      else
-        counts.emplace(word, 1);
+      if (word != "\n" && word != kUnknownWord && word != kLineEndWord) counts.add(word);
     });
   });
-  std::erase_if(counts, [&](const auto& entry) {
-    return entry.second < options.least_count || entry.first == "\n" ||
-           entry.first == kUnknownWord || entry.first == kLineEndWord;
-  });
-  require(!counts.empty(), "words: no word comes ", options.least_count,
+  auto words = counts.commonest(options.least_count, options.vocabulary - kFirstWord);
+  require(!words.empty(), "words: no word comes ", options.least_count,
           " times or more in the training text");
-  std::vector<std::pair<int64_t, std::string>> order;  // rarer is larger
-  for (const auto& [word, count] : counts) order.emplace_back(-count, word);
-  std::ranges::sort(order);
-  require(options.vocabulary > kFirstWord, "words: the vocabulary must be ",
-          kFirstWord + 1, " ids or more, got ", options.vocabulary);
-  order.resize(std::min<size_t>(order.size(), options.vocabulary - kFirstWord));
-  std::vector<std::string> words;
-  for (auto& [count, word] : order) words.push_back(std::move(word));
   return std::make_shared<SpacedWords>(std::move(words));
 }
 
@@ -198,7 +178,7 @@ std::shared_ptr<const TextTokens> build_pieces(const TokenizerOptions& options,
       if (text.size() < kMost) (text += part) += '\n';
     });
   TokenizerOptions pieces = options;
-  --pieces.vocabulary;
+  pieces.more_ids = 1;
   const std::string_view texts[] = {text};
   return std::make_shared<PieceLines>(build_tokenizer(pieces, texts));
 }
@@ -214,6 +194,12 @@ std::shared_ptr<const TextTokens> build_text_tokens(const TokenizerOptions& opti
   argument([&] {
     require(options.kind == "sentencepiece" || options.model.empty(), options.kind,
             ": a model file is for sentencepiece only, got ", options.model);
+    constexpr int64_t kLeast = 4, kMost = std::numeric_limits<int32_t>::max();
+    require(options.kind == "bytes" || !options.model.empty() ||
+                (options.vocabulary >= kLeast && options.vocabulary <= kMost),
+            options.kind, ": the vocabulary must be ", kLeast, " .. ", kMost,
+            " ids (padding, unknown, the end of a line and one more), got ",
+            options.vocabulary);
   });
   if (options.kind == "bytes") return std::make_shared<Bytes>();
   if (options.kind == "words") return count_words(options, each_text);

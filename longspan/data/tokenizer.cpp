@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <limits>
-#include <unordered_map>
 
 #include "longspan/base/error.h"
 #include "longspan/base/read_file.h"
 #include "longspan/base/words.h"
 #include "longspan/data/sentencepiece.h"
+#include "longspan/data/word_counts.h"
 
 namespace longspan {
 namespace {
@@ -34,8 +34,6 @@ class Bytes final : public Tokenizer {
   std::string saved() const override { return ""; }
 };
 
-bool is_space(char byte) { return byte == ' ' || (byte >= '\t' && byte <= '\r'); }
-
 bool is_letter_or_digit(char byte) {
   return (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z') ||
          (byte >= '0' && byte <= '9') || (byte & 0x80);
@@ -59,13 +57,6 @@ std::vector<std::string_view> split(std::string_view text) {
   }
   return words;
 }
-
-// Maps with words for keys, in which parts of a text are looked up.
-struct HashWord : std::hash<std::string_view> {
-  using is_transparent = void;
-};
-template <class Value>
-using ByWord = std::unordered_map<std::string, Value, HashWord, std::equal_to<>>;
 
 constexpr int32_t kUnknown = 1, kFirstWord = 2;
 
@@ -132,29 +123,14 @@ std::shared_ptr<const Tokenizer> count_words(const TokenizerOptions& options,
   check_vocabulary(options);
   require(options.least_count >= 1, "words: least_count must be 1 or more, got ",
           options.least_count);
-  ByWord<int64_t> counts;
+  WordCounts counts;
   for (const auto text : texts) {
     const std::string lowered = options.lower_case ? lower(text) : "";
-    for (const auto word : split(options.lower_case ? lowered : text)) {
-      const auto found = counts.find(word);
-      if (found != counts.end())
-        ++found->second;
-      else
-        counts.emplace(word, 1);
-    }
+    for (const auto word : split(options.lower_case ? lowered : text)) counts.add(word);
   }
-  std::erase_if(counts, [&](const auto& word_count) {
-    return word_count.second < options.least_count;
-  });
-  require(!counts.empty(), "words: no word comes ", options.least_count,
+  auto words = counts.commonest(options.least_count, options.vocabulary - kFirstWord);
+  require(!words.empty(), "words: no word comes ", options.least_count,
           " times or more in ", texts.size(), " texts");
-
-  std::vector<std::pair<int64_t, std::string>> order;  // rarer is larger
-  for (const auto& [word, count] : counts) order.emplace_back(-count, word);
-  std::ranges::sort(order);
-  order.resize(std::min<size_t>(order.size(), options.vocabulary - kFirstWord));
-  std::vector<std::string> words;
-  for (auto& [count, word] : order) words.push_back(std::move(word));
   return std::make_shared<Words>(std::move(words), options.lower_case);
 }
 
@@ -205,7 +181,7 @@ std::shared_ptr<const Tokenizer> build_tokenizer(
   if (!options.model.empty())
     return sentencepiece().open(read_file(options.model), options.model);
   check_vocabulary(options);
-  return sentencepiece().train(options.vocabulary, texts);
+  return sentencepiece().train(options.vocabulary, options.more_ids, texts);
 }
 
 std::shared_ptr<const Tokenizer> restore_tokenizer(const std::string& kind,

@@ -33,6 +33,8 @@ struct TokenizerOptions {
   bool lower_case = true;      // of words, ASCII letters only
   std::string model = {};      // of sentencepiece: a model file, whose vocabulary
                                // is taken whole; empty: train one
+  int64_t more_ids = 0;        // of sentencepiece that is trained: so many of
+                               // `vocabulary` the caller adds
 };
 
 // Bytes: id = byte + 1. Words: maximal runs of letters, digits and non-ASCII bytes, and

@@ -388,6 +388,15 @@ AttentionCall checked(const Queries& queries, const Source& source, const Tensor
   return call;
 }
 
+// Many for few launches, but of all heads no more scores than have room.
+int64_t rows_of_chunk(const AttentionCall& call) {
+  constexpr int64_t kMost = 512, kBytes = 1 << 30;
+  const Tensor& q = call.queries.q;
+  const int64_t bytes_of_row = q.size(0) * q.size(1) * call.sources.front().k.size(2) *
+                               static_cast<int64_t>(c10::elementSize(inner_dtype(q)));
+  return std::clamp<int64_t>(kBytes / std::max<int64_t>(bytes_of_row, 1), 1, kMost);
+}
+
 Tensor apply(AttentionCall call, const Tensor& alpha, int64_t rows) {
   const AttentionSizes sizes = check(call);
   const Flops counted(2 * visited_pairs(call.queries, call.sources.front(), sizes) *
@@ -403,11 +412,7 @@ Tensor apply(AttentionCall call, const Tensor& alpha, int64_t rows) {
 Tensor entmax_attention(const Queries& queries, const Source& source,
                         const Tensor& alpha, const BlockAttention& options) {
   const AttentionCall call = checked(queries, source, alpha, options);
-  // Many for few launches, but fewer of very many keys.
-  constexpr int64_t kMost = 512, kLeast = 64, kScores = 1 << 23;
-  const int64_t keys = std::max<int64_t>(source.k.size(2), 1);
-  return apply(call, alpha,
-               queries.q.is_cpu() ? 0 : std::clamp(kScores / keys, kLeast, kMost));
+  return apply(call, alpha, queries.q.is_cpu() ? 0 : rows_of_chunk(call));
 }
 
 Tensor entmax_attention_in_chunks(const Queries& queries, const Source& source,

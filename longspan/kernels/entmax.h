@@ -19,6 +19,10 @@ namespace longspan {
 // draws. `alpha` is [H], float, or double where q is, each from 1.01 to 2. A query that
 // sees nothing gives 0. Returns out, [B, H, N, dv].
 //
+// An alpha beyond that is refused on the CPU. On other devices, which would have to be
+// waited for, nobody looks: the caller must keep to it, by clamp() where alpha is
+// learned; with 1 or less results may be NaN.
+//
 // Differentiable in q, k, v, biases and alpha, once. Scores and weights are computed in
 // float (double for double inputs), and all results are the same bits every time,
 // whatever the number of threads.
@@ -26,7 +30,8 @@ namespace longspan {
 // On the CPU it is a fused kernel: time is that of the scores and, of all that follows
 // them, of the keys that may have a weight. It needs O(N) memory beside inputs and
 // results, for each thread the scores of up to 64 queries. On other devices it is
-// entmax_attention_in_chunks(), of up to 512 queries each.
+// entmax_attention_in_chunks(), of up to 512 queries each, but fewer where their scores
+// of all examples and heads would take more than 1 GiB.
 torch::Tensor entmax_attention(const Queries& queries, const Source& source,
                                const torch::Tensor& alpha,
                                const BlockAttention& options = {});

@@ -54,14 +54,14 @@ class ListsKey {
   std::vector<std::optional<Layout>> layouts_;
 };
 
-// Those used last. `Lists` has a tensor `memory` of bytes. Kept by a pointer that is
-// never freed: when a program ends the device may be gone.
-template <class Lists>
+// Those used last. `Lists` has a tensor `memory`. Kept by a pointer that is never
+// freed: when a program ends the device may be gone.
+template <class Lists, class Key = ListsKey>
 class KeptLists {
  public:
   // make() gives lists that are not there yet.
   template <class Make>
-  std::shared_ptr<const Lists> get(const ListsKey& key, const Make& make) {
+  std::shared_ptr<const Lists> get(const Key& key, const Make& make) {
     const std::lock_guard lock(mutex_);
     for (auto one = all_.begin(); one != all_.end(); ++one)
       if (one->first == key) {
@@ -70,9 +70,9 @@ class KeptLists {
       }
     all_.emplace_front(key, std::make_shared<const Lists>(make()));
     const auto made = all_.front().second;
-    bytes_ += made->memory.numel();
+    bytes_ += bytes_of(*made);
     while (all_.size() > 1 && (all_.size() > kMost || bytes_ > kMostBytes)) {
-      bytes_ -= all_.back().second->memory.numel();
+      bytes_ -= bytes_of(*all_.back().second);
       all_.pop_back();
     }
     return made;
@@ -82,8 +82,12 @@ class KeptLists {
   static constexpr size_t kMost = 512;
   static constexpr int64_t kMostBytes = int64_t{256} << 20;
 
+  static int64_t bytes_of(const Lists& lists) {
+    return static_cast<int64_t>(lists.memory.nbytes());
+  }
+
   std::mutex mutex_;
-  std::list<std::pair<ListsKey, std::shared_ptr<const Lists>>> all_;
+  std::list<std::pair<Key, std::shared_ptr<const Lists>>> all_;
   int64_t bytes_ = 0;
 };
 

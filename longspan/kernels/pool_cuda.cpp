@@ -1,8 +1,6 @@
 #include "longspan/kernels/pool_cuda.h"
 
 #include <algorithm>
-#include <list>
-#include <mutex>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -10,6 +8,7 @@
 #include "longspan/kernels/cuda/pool.h"
 #include "longspan/kernels/cuda/tensors.h"
 #include "longspan/kernels/heads.h"
+#include "longspan/kernels/kept_lists.h"
 #include "longspan/kernels/pool_call.h"
 #include "longspan/kernels/rows.h"
 
@@ -65,60 +64,33 @@ bool are_equal(const cuda::Spans& given, const int64_t* ends, int64_t tokens) {
   return true;
 }
 
-// Spans in device memory, kept for calls with the same: those of a layer are the same
-// in every pass. By a pointer that is never freed: when a program ends the device may
-// be gone.
-class KeptSpans {
+// Those of a layer are the same in every pass.
+class SpansKey {
  public:
-  static KeptSpans& all() {
-    static auto* const kept = new KeptSpans;
-    return *kept;
-  }
+  SpansKey(const torch::Device& device, const Tensor& spans, int64_t tokens,
+           bool for_gradients)
+      : stream_(c10::impl::VirtualGuardImpl(device.type()).getStream(device)),
+        spans_(spans),
+        tokens_(tokens),
+        for_gradients_(for_gradients) {}
 
-  // make() gives what is not there yet.
-  template <class Make>
-  Tensor get(const torch::Device& device, const Tensor& spans, int64_t tokens,
-             bool for_gradients, const Make& make) {
-    // Memory belongs to the stream it was made on.
-    const Key key{c10::impl::VirtualGuardImpl(device.type()).getStream(device), tokens,
-                  for_gradients};
-    const auto is_same = [&](const Entry& one) {
-      return one.key == key && one.spans.size(0) == spans.size(0) &&
-             std::equal(spans.data_ptr<int64_t>(),
-                        spans.data_ptr<int64_t>() + spans.numel(),
-                        one.spans.data_ptr<int64_t>());
-    };
-    const std::lock_guard lock(mutex_);
-    const auto found = std::ranges::find_if(all_, is_same);
-    if (found != all_.end()) {
-      all_.splice(all_.begin(), all_, found);
-    } else {
-      all_.push_front({key, spans, make()});
-      if (all_.size() > kMost) all_.pop_back();
-    }
-    return all_.front().memory;
+  bool operator==(const SpansKey& other) const {
+    const auto* const ends = spans_.data_ptr<int64_t>();
+    return stream_ == other.stream_ && tokens_ == other.tokens_ &&
+           for_gradients_ == other.for_gradients_ &&
+           spans_.size(0) == other.spans_.size(0) &&
+           std::equal(ends, ends + spans_.numel(), other.spans_.data_ptr<int64_t>());
   }
 
  private:
-  static constexpr size_t kMost = 64;
+  c10::Stream stream_;  // memory belongs to the stream it was made on
+  Tensor spans_;
+  int64_t tokens_;
+  bool for_gradients_;
+};
 
-  struct Key {
-    c10::Stream stream;
-    int64_t tokens;
-    bool for_gradients;
-
-    bool operator==(const Key& other) const {
-      return stream == other.stream && tokens == other.tokens &&
-             for_gradients == other.for_gradients;
-    }
-  };
-  struct Entry {
-    Key key;
-    Tensor spans, memory;
-  };
-
-  std::mutex mutex_;
-  std::list<Entry> all_;  // the last used first
+struct SentSpans {
+  Tensor memory;
 };
 
 DeviceSpans spans_on(const torch::Device& device, const Tensor& spans, int64_t tokens,
@@ -136,7 +108,8 @@ DeviceSpans spans_on(const torch::Device& device, const Tensor& spans, int64_t t
 
   // The spans, then where those of each block begin, then which they are.
   const int64_t starts = 2 * count, which = starts + parts_of(tokens, kSpanBlock) + 1;
-  result.memory = KeptSpans::all().get(device, spans, tokens, for_gradients, [&] {
+  static auto* const kept = new KeptLists<SentSpans, SpansKey>;
+  const auto sent = kept->get({device, spans, tokens, for_gradients}, [&] {
     std::vector<int64_t> all(ends, ends + 2 * count);
     if (for_gradients) {
       const SpansOfBlocks blocks(spans, tokens);
@@ -147,8 +120,9 @@ DeviceSpans spans_on(const torch::Device& device, const Tensor& spans, int64_t t
     const Tensor ints = torch::empty({static_cast<int64_t>(all.size())}, torch::kInt);
     std::ranges::transform(all, ints.data_ptr<int32_t>(),
                            [](int64_t x) { return static_cast<int32_t>(x); });
-    return ints.to(device, /*non_blocking=*/true);
+    return SentSpans{ints.to(device, /*non_blocking=*/true)};
   });
+  result.memory = sent->memory;
   const auto* const data = result.memory.data_ptr<int32_t>();
   result.given.ends = data;
   if (for_gradients) {

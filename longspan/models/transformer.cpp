@@ -422,6 +422,9 @@ Transformer::Layer Transformer::make_layer(const Mechanism& row,
   require(!inputs_.causal || row.can.causal != Causal::never,
           "model.attention: ", row.name,
           " has no causal form, but this model sees only tokens before");
+  require(!inputs_.causal || row.order.empty(), "model.attention: ", row.name,
+          " is causal in the order of ", row.order,
+          ", not in that of the tokens, which a model that foretells them needs");
   check_positions(row);
   check_memory(row);
   note_carry(row);

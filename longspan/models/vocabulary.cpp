@@ -140,6 +140,7 @@ std::pair<Tensor, Tensor> Vocabulary::judge_bands(const Tensor& x,
     right = right.index_put({rows}, log_in.argmax(1) == own);
   }
 
+  const Tensor loss = -log_p * asked;
   const torch::NoGradGuard only_judging;
   const Tensor likely = log_p.detach();
   right = right.logical_and(likely >= std::get<0>(log_head.slice(1, 0, common).max(1)));
@@ -152,7 +153,7 @@ std::pair<Tensor, Tensor> Vocabulary::judge_bands(const Tensor& x,
         std::get<0>(log_tail(band, rows).max(1)) + of_band.index_select(0, rows);
     right = right.index_put({rows}, likely.index_select(0, rows) >= best);
   }
-  return {-log_p * asked, right};
+  return {loss, right};
 }
 
 Tensor Vocabulary::log_probabilities(const Tensor& x) const {

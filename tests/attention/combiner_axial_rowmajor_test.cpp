@@ -1,5 +1,5 @@
 #include "longspan/attention/projected.h"
-#include "tests/support/mechanisms.h"
+#include "tests/support/attention_matrix.h"
 
 namespace longspan::testing {
 namespace {
@@ -32,6 +32,49 @@ Tensor with_its_projections(const Mixer& mixer, const Mechanism& row,
 
 Tensor input(int64_t tokens, int64_t examples = 2) {
   return random_tensors(1, {examples, tokens, 12}, torch::kDouble, 7)[0];
+}
+
+// [1, N, N]: the weights of one head in which the input and the maps of values and of
+// the output are the identity.
+Tensor weights_of(int64_t tokens, const std::string& settings, bool causal) {
+  const auto mixer = rowmajor(
+      settings,
+      {.embedding = tokens, .heads = 1, .head_width = 8, .value_width = tokens});
+  const torch::NoGradGuard changing;
+  const Tensor identity = torch::eye(tokens, torch::kDouble);
+  for (const char* name : {"q_weight", "k_weight"}) parameter(*mixer, name).normal_();
+  for (const char* name : {"v_weight", "out_weight"})
+    parameter(*mixer, name).copy_(identity);
+  Pass pass = pass_of(causal);
+  return mixer->forward(identity.unsqueeze(0), pass);
+}
+
+TEST(CombinerAxialRowMajor, GivesEveryVisibleKeyAWeight) {
+  for (const bool causal : {false, true})
+    for (const int64_t tokens : {1, 2, 7, 12, 17, 20})
+      for (const char* settings : {"{width: 4}", "{width: 4, summary: mean}"})
+        expect_full_weights(weights_of(tokens, settings, causal), causal,
+                            std::string(settings) + ", N = " + std::to_string(tokens) +
+                                (causal ? ", causal" : ""));
+}
+
+TEST(CombinerAxialRowMajor, WeighsARowAlikeForAllQueriesOfAColumn) {
+  constexpr int64_t kTokens = 18, kWidth = 4;  // the last row has two columns
+  const Tensor at = torch::arange(kTokens), row = torch::div(at, kWidth, "floor"),
+               column = at.remainder(kWidth);
+  for (const bool causal : {false, true}) {
+    const Tensor weights = weights_of(kTokens, "{width: 4}", causal)[0];
+    const auto alike = [&](int64_t of, const Tensor& queries) {
+      const Tensor who = queries & (causal ? row > of : row != of);
+      return has_rank_one(weights.index_select(0, who.nonzero().view(-1))
+                              .index_select(1, row.eq(of).nonzero().view(-1)));
+    };
+    // Causal: of rows that at least two queries of every column see.
+    for (int64_t of = 0; of < (causal ? 2 : 5); ++of) {
+      for (int64_t c = 0; c < kWidth; ++c) EXPECT_TRUE(alike(of, column == c));
+      EXPECT_FALSE(alike(of, column < 2));
+    }
+  }
 }
 
 TEST(CombinerAxialRowMajor, IsDenseInOneRow) {

@@ -5,6 +5,10 @@ namespace {
 
 const Mechanism& kRow = catalogue::combiner_fixed;
 
+constexpr const char* kSettings[] = {"{span: 6}", "{span: 6, summary: mean}",
+                                     "{span: 6, summary: deepsets_max}",
+                                     "{span: 6, summary: deepsets_mean}"};
+
 TEST(CombinerFixed, GivesEveryVisibleKeyAWeight) {
   for (const bool causal : {false, true})
     for (const int64_t tokens : {1, 2, 7, 12, 17, 20})
@@ -54,6 +58,14 @@ TEST(CombinerFixed, ABlockOfPaddingHasNoSummary) {
                   .all()
                   .item<bool>());
   EXPECT_TRUE(close(weights.sum(2)[0], real.to(torch::kDouble)));
+}
+
+TEST(CombinerFixed, EqualsItsDefinitionForAllSummaries) {
+  expect_definitions(kRow, kSettings, 45, {12, 18});
+}
+
+TEST(CombinerFixed, DecodesInPiecesOfAnyLength) {
+  expect_decoding_of_blocks(kRow, kSettings);
 }
 
 TEST(CombinerFixed, KeepsSummariesAndTheLastBlock) {

@@ -95,15 +95,7 @@ TEST(LinearTransformer, LongSequencesOfLowPrecisionStayNearFloat) {
   for (const auto type : {torch::kBFloat16, torch::kHalf}) {
     Tensors x = random_tensors(3, {1, 1, 65536, 8}, torch::kFloat);
     for (Tensor& each : x) each = (each + 1).to(type);
-    Record state;
-    Pass low = pass_of(/*causal=*/true), high = pass_of(/*causal=*/true);
-    low.state = &state;
-    const Tensor out = linear->forward(x[0], x[1], x[2], low);
-    EXPECT_EQ(out.scalar_type(), type);
-    EXPECT_EQ(state.get("sums").scalar_type(), torch::kFloat);
-    const auto wide = [](const Tensor& y) { return y.to(torch::kFloat); };
-    const Tensor exact = linear->forward(wide(x[0]), wide(x[1]), wide(x[2]), high);
-    EXPECT_TRUE(close(out, exact, 4e-3)) << type;
+    const Record state = expect_near_float(*linear, x);
     // 65536 keys whose features sum to more than 256, where sums of bfloat16 would end.
     EXPECT_GT(state.get("sums").select(3, 8).min().item<double>(), 65536);
   }

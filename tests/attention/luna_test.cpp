@@ -156,17 +156,19 @@ TEST(Luna, CausalMeansAreOverRealTokens) {
 TEST(Luna, AddsUpManyTokensUnrounded) {
   constexpr int64_t kTokens = 65536;
   const torch::NoGradGuard without_gradients;
-  for (const auto device : devices()) {
-    const auto part = luna();
-    part->named_parameters()["out_bias"].zero_();
-    convert(*part, device, torch::kBFloat16);
-    const auto token = torch::randn({1, 1, 16}).to(device, torch::kBFloat16);
-    Pass one = pass_of(/*causal=*/true), many = pass_of(/*causal=*/true);
-    const auto first = part->forward(token, one);
-    const auto out = part->forward(token.expand({1, kTokens, 16}).contiguous(), many);
-    EXPECT_GT(first.abs().max().item<double>(), 0.5);
-    EXPECT_TRUE(close(out, first.expand_as(out), 0.01));
-  }
+  for (const auto device : devices())
+    for (const auto type : low_precisions(device)) {
+      const auto part = luna();
+      part->named_parameters()["out_bias"].zero_();
+      convert(*part, device, type);
+      const auto token = torch::randn({1, 1, 16}).to(device, type);
+      Pass one = pass_of(/*causal=*/true), many = pass_of(/*causal=*/true);
+      const auto first = part->forward(token, one);
+      const auto out = part->forward(token.expand({1, kTokens, 16}).contiguous(), many);
+      EXPECT_EQ(out.scalar_type(), type);
+      EXPECT_GT(first.abs().max().item<double>(), 0.5);
+      EXPECT_TRUE(close(out, first.expand_as(out), 0.01)) << type;
+    }
 }
 
 TEST(Luna, PaddedSlotsAreNotThere) {

@@ -222,23 +222,22 @@ TEST(Rfa, LongSequencesAreTheSameBitsOnAnyNumberOfThreads) {
 }
 
 TEST(Rfa, LongSequencesOfLowPrecisionStayNearFloat) {
-  const auto low = made("{gate: true, features: 8, pool: 1}", 1, torch::kBFloat16),
-             high = made("{gate: true, features: 8, pool: 1}", 1, torch::kFloat);
-  {
-    const torch::NoGradGuard copying;
-    auto from = low->named_parameters();
-    for (auto& entry : high->named_parameters()) entry.value().copy_(from[entry.key()]);
-    high->named_buffers()["pool"].copy_(low->named_buffers()["pool"]);
-  }
-  const Tensor x =
-      random_tensors(1, {1, 65536, 24}, torch::kFloat)[0].to(torch::kBFloat16);
-  Record state;
-  Pass pass, other;
-  pass.mask.causal = other.mask.causal = true;
-  pass.state = &state;
-  const Tensor out = low->forward(x, pass);
-  EXPECT_EQ(state.get("sums").scalar_type(), torch::kFloat);
-  EXPECT_TRUE(close(out, high->forward(x.to(torch::kFloat), other), 0.03));
+  for (const auto device : devices())
+    for (const auto type : low_precisions(device)) {
+      const auto rfa = made("{gate: true, features: 8, pool: 1}", 1, torch::kFloat);
+      convert(*rfa, device, type);
+      const Tensor x =
+          random_tensors(1, {1, 65536, 24}, torch::kFloat)[0].to(device, type);
+      Record state;
+      Pass pass, other;
+      pass.mask.causal = other.mask.causal = true;
+      pass.state = &state;
+      const Tensor out = rfa->forward(x, pass);
+      EXPECT_EQ(out.scalar_type(), type);
+      EXPECT_EQ(state.get("sums").scalar_type(), torch::kFloat);
+      convert(*rfa, device, torch::kFloat);
+      EXPECT_TRUE(close(out, rfa->forward(x.to(torch::kFloat), other), 0.03)) << type;
+    }
 }
 
 TEST(Rfa, RefusesWhatDoesNotFit) {

@@ -126,6 +126,17 @@ TEST(Scatterbrain, DecodingKeepsTheWindowAndSums) {
   EXPECT_EQ(state.get("sums").sizes(), (std::vector<int64_t>{1, 4, 16, 9}));
 }
 
+TEST(Scatterbrain, LongSequencesOfLowPrecisionStayNearFloat) {
+  const auto attention =
+      made(catalogue::scatterbrain, "{window: 6, features: 16}", /*heads=*/1);
+  for (const auto type : {torch::kBFloat16, torch::kHalf}) {
+    Tensors x = random_tensors(3, {1, 1, 65536, 8}, torch::kFloat);
+    for (Tensor& each : x) each = (2 * each).to(type);
+    const Record state = expect_near_float(*attention, x);
+    EXPECT_EQ(state.get("max").scalar_type(), torch::kFloat);
+  }
+}
+
 TEST(Scatterbrain, PictureShowsTheWindow) {
   const auto attention = made(catalogue::scatterbrain, "{window: 1}");
   EXPECT_TRUE(

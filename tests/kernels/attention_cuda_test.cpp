@@ -3,8 +3,12 @@
 
 #include <random>
 #include <string>
+#include <tuple>
+#include <utility>
 
+#include "longspan/kernels/cuda/hopper_lists.h"
 #include "longspan/kernels/result_rows.h"
+#include "longspan/kernels/rows.h"
 #include "tests/kernels/attention_call.h"
 
 namespace longspan::testing {
@@ -89,6 +93,7 @@ struct Allowed {
 Allowed allowed_in(torch::Dtype type) {
   if (type == torch::kBFloat16) return {.out = 4e-3, .gradient = 8e-3};
   if (type == torch::kHalf) return {.out = 8e-4, .gradient = 1.6e-3};
+  if (type == torch::kDouble) return {.out = 1e-10, .gradient = 1e-10};
   return {.out = 1e-5, .gradient = 1e-5};
 }
 
@@ -103,7 +108,7 @@ void expect_exact(const Call& call, const Slopes& slopes) {
   const auto type = call.queries.q.scalar_type();
   const Allowed allowed = allowed_in(type);
   EXPECT_EQ(got.out.scalar_type(), type);
-  EXPECT_EQ(got.lse.scalar_type(), torch::kFloat);
+  EXPECT_EQ(got.lse.scalar_type(), inner_dtype(call.queries.q));
   EXPECT_TRUE(within(got.out, exact.out, allowed.out)) << "out";
   EXPECT_TRUE(within(got.lse, exact.lse, kAllowedLse)) << "lse";
   EXPECT_TRUE(torch::equal(got.out, again.out)) << "other bits of out";
@@ -197,7 +202,7 @@ class AttentionOnCuda : public ::testing::Test {
       expect_exact(call);
     }
     const Tensor& k = call.sources[0].k;
-    call.sources[0].bias.column = normal({k.size(0), 1, k.size(2)}, torch::kFloat);
+    call.sources[0].bias.column = normal({k.size(0), 1, k.size(2)}, inner_dtype(k));
     {
       SCOPED_TRACE("with a bias");
       expect_exact(call);
@@ -332,6 +337,106 @@ TEST_F(AttentionOnCuda, TakesIntervals) {
         source.to = source.from + integers_of(0, length, {2, 1, length});
         expect_exact_by_any_kernel(call);
       }
+}
+
+// Gradients of keys by the kernel that takes tiles of keys in pairs; the last is alone.
+TEST_F(AttentionOnCuda, TakesBlocksOfTwoTiles) {
+  constexpr int64_t kLength = 2100, kBlock = 2 * kTile, kBlocks = 17, kListed = 7;
+  static_assert((kLength + kTile - 1) / kTile % 2 == 1);
+  std::vector<std::vector<int64_t>> blocks(kBlocks);
+  for (int64_t block = 0; block < kBlocks; ++block)
+    for (int64_t i = 0; i < kListed; ++i)  // no two of them side by side
+      blocks[block].push_back((block + 2 * i) % kBlocks);
+  const Layout layout(kLength, kLength, listed_blocks(kBlock, blocks));
+  ASSERT_EQ(cuda::hopper_lists(cuda::HopperStep::kKeyGradient, /*wide=*/false,
+                               /*gathered=*/false, layout, 2, 2)
+                .kernel,
+            cuda::HopperKernel::kLong);
+  Call call = call_of({.queries = kLength, .keys = kLength}, torch::kBFloat16);
+  call.sources[0].layout = layout;
+  expect_exact(call);
+}
+
+// What is sorted leaves most tiles of keys to none of the queries of a tile.
+TEST_F(AttentionOnCuda, PassesOverTilesWithoutAQueryForThem) {
+  const int64_t queries = 330, keys = 450, more_keys = 200, buckets = 9, last = 600;
+  const auto sorted = [&](int64_t high, at::IntArrayRef shape) {
+    return std::get<0>(integers_of(0, high, shape).sort(-1));
+  };
+  const auto add_buckets = [&](Call& call) {
+    call.queries.buckets = sorted(buckets, {2, 1, queries});
+    call.sources[0].buckets = sorted(buckets, {2, 2, keys});
+  };
+  const auto add_intervals = [&](Call& call) {
+    call.queries.positions = sorted(last, {1, 2, queries});
+    call.sources[0].from = sorted(last, {2, 1, keys});
+    call.sources[0].to = call.sources[0].from + 60;
+  };
+  const auto without_some = [](Tensor rows) {  // a tile and more of empty places
+    rows.slice(-1, 60, 200).fill_(-1);
+    return rows;
+  };
+  for (const auto type : {torch::kFloat, torch::kBFloat16, torch::kDouble})
+    for (const int64_t width : {64, 136}) {
+      SCOPED_TRACE(std::string(c10::toString(type)) + " of width " +
+                   std::to_string(width));
+      const Sizes sizes{
+          .queries = queries, .keys = keys, .width = width, .value_width = width};
+      const Call plain = call_of(sizes, type);
+      Call by_bucket = plain, by_interval = plain;
+      add_buckets(by_bucket);
+      add_intervals(by_interval);
+      Call by_both = by_bucket;
+      add_intervals(by_both);
+      {
+        SCOPED_TRACE("buckets");
+        expect_exact_by_any_kernel(by_bucket);
+      }
+      {
+        SCOPED_TRACE("buckets of keys alone");
+        Call call = by_bucket;
+        call.queries.buckets = Tensor();
+        expect_exact(call);
+      }
+      {
+        SCOPED_TRACE("intervals");
+        expect_exact_by_any_kernel(by_interval);
+      }
+      {
+        SCOPED_TRACE("one end of the intervals");
+        Call call = by_interval;
+        call.sources[0].to = Tensor();
+        expect_exact(call);
+        call.sources[0].to = std::exchange(call.sources[0].from, Tensor()) + 60;
+        expect_exact(call);
+      }
+      {
+        SCOPED_TRACE("outside of intervals");
+        Call call = by_both;
+        call.sources[0].outside = true;
+        expect_exact(call);
+      }
+      {
+        SCOPED_TRACE("both, of the tiles of a layout");
+        Call call = by_both;
+        call.sources[0].layout = Layout(queries, keys, scattered(queries, keys));
+        expect_exact_by_any_kernel(call);
+      }
+      {
+        SCOPED_TRACE("two sources, the other all of bucket 0");
+        Call call = by_both;
+        Sizes more = sizes;
+        more.keys = more_keys;
+        call.sources.push_back(call_of(more, type).sources[0]);
+        expect_exact_by_any_kernel(call);
+      }
+      SCOPED_TRACE("gathered rows");
+      Call call = by_both;
+      call.queries.rows =
+          without_some(torch::arange(queries, call.queries.buckets.options()));
+      call.sources[0].rows = without_some(sorted(keys, {2, 2, 500}));
+      expect_exact_by_any_kernel(call);
+    }
 }
 
 TEST_F(AttentionOnCuda, TakesGatheredRows) {
@@ -497,6 +602,22 @@ TEST_F(AttentionOnCuda, TakesGradientsHoweverTheyCome) {
       const Tensor turned = all.out.transpose(1, 2).contiguous().transpose(1, 2);
       testing::expect_exact(call, {.out = turned, .lse = all.lse});
     }
+}
+
+// So far that the step from one to the next is none that the kernels gather by.
+TEST_F(AttentionOnCuda, TakesGradientsWhoseRowsLieFarApart) {
+  constexpr int64_t kQueries = 2, kStep = int64_t{1} << 30;
+  Call call =
+      call_of({.examples = 1, .heads = 1, .queries = kQueries}, torch::kBFloat16);
+  const Tensor first_last = torch::tensor({int64_t{1}, int64_t{0}});
+  call.queries.rows = first_last.to(device_);
+  const Slopes all = slopes_of(call);
+  const int64_t width = all.out.size(3);
+  const Tensor apart =
+      torch::empty({kStep + width}, all.out.options())
+          .as_strided(all.out.sizes(), {kStep * kQueries, kStep * kQueries, kStep, 1})
+          .copy_(all.out);
+  testing::expect_exact(call, {.out = apart, .lse = all.lse});
 }
 
 TEST_F(AttentionOnCuda, GivesNothingWhereAQuerySeesNothing) {

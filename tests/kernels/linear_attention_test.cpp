@@ -1007,23 +1007,28 @@ TEST(LinearAttention, LosesNoRowBesideHugeOnesOnEveryDevice) {
     }
 }
 
+// Against a reference in double on the CPU.
+void expect_near(Attend* reference, const Case& c, const Sizes& sizes,
+                 torch::Dtype dtype, torch::Device device) {
+  std::ostringstream what;
+  what << c << ", " << sizes << ", " << dtype << " on " << device;
+  SCOPED_TRACE(what.str());
+  auto inputs = to(random_inputs(c, sizes), dtype);
+  for (Tensor* tensor : {&inputs.state.sums, &inputs.state.max})
+    if (tensor->defined()) *tensor = tensor->to(torch::kFloat);
+  const auto got = results(linear_attention, to(inputs, device), c.options);
+  const auto exact = results(reference, to(inputs, torch::kDouble), c.options);
+  for (size_t i = 0; i < got.size(); ++i) {
+    const bool is_rounded = i != 1 && i != 2;  // lse and sums are float
+    EXPECT_TRUE(close(got[i], exact[i], is_rounded ? 2e-2 : 1e-4)) << "result " << i;
+  }
+}
+
 // Plain features go through tensor cores where there are any.
 TEST(LinearAttention, IsTheReferenceInLowPrecisionOnEveryDevice) {
   const auto check = [](const Case& c, const Sizes& sizes, torch::Dtype dtype,
                         torch::Device device) {
-    std::ostringstream what;
-    what << c << ", " << sizes << ", " << dtype << " on " << device;
-    SCOPED_TRACE(what.str());
-    auto inputs = to(random_inputs(c, sizes), dtype);
-    for (Tensor* tensor : {&inputs.state.sums, &inputs.state.max})
-      if (tensor->defined()) *tensor = tensor->to(torch::kFloat);
-    const auto got = results(linear_attention, to(inputs, device), c.options);
-    const auto exact =
-        results(linear_attention_reference, to(inputs, torch::kDouble), c.options);
-    for (size_t i = 0; i < got.size(); ++i) {
-      const bool is_rounded = i != 1 && i != 2;  // lse and sums are float
-      EXPECT_TRUE(close(got[i], exact[i], is_rounded ? 2e-2 : 1e-4)) << "result " << i;
-    }
+    expect_near(linear_attention_reference, c, sizes, dtype, device);
   };
   const UseThreads one(1);
   for (const auto device : testing::devices())
@@ -1060,6 +1065,42 @@ TEST(LinearAttention, IsTheReferenceInLowPrecisionOnEveryDevice) {
       check({.options = {}, .state = true},
             {.queries = queries, .keys = keys, .features = 64, .values = 64},
             torch::kBFloat16, device);
+}
+
+// Head by head: of all at once the pairs would need much memory.
+LinearAttended reference_by_head(const LinearInputs& inputs,
+                                 const LinearAttention& options) {
+  Tensors outs, lses, sums;
+  for (int64_t head = 0; head < inputs.q.size(1); ++head) {
+    LinearInputs of_head = inputs;
+    for (Tensor* tensor : {&of_head.q, &of_head.k, &of_head.v, &of_head.state.sums})
+      if (tensor->defined()) *tensor = tensor->narrow(1, head, 1);
+    const auto got = linear_attention_reference(of_head, options);
+    outs.push_back(got.out);
+    lses.push_back(got.lse);
+    sums.push_back(got.state.sums);
+  }
+  return {.out = torch::cat(outs, 1),
+          .lse = torch::cat(lses, 1),
+          .state = {.sums = torch::cat(sums, 1), .max = {}}};
+}
+
+// So many heads that segments of tokens are 384 long, and so few that they are no
+// longer; the last of them has 148.
+TEST(LinearAttention, IsTheReferenceInLongSegmentsOnCuda) {
+  const auto device = testing::devices().back();
+  if (!device.is_cuda()) GTEST_SKIP() << "there is no CUDA device";
+  for (const bool causal : {false, true})
+    for (const bool state : {false, true})
+      expect_near(reference_by_head, {.options = {.causal = causal}, .state = state},
+                  {.examples = 1,
+                   .heads = 96,
+                   .key_heads = 96,
+                   .queries = 1300,
+                   .keys = 1300,
+                   .features = 8,
+                   .values = 8},
+                  torch::kBFloat16, device);
 }
 
 TEST(LinearAttention, IsTheSameEveryTimeOnEveryDevice) {
@@ -1142,6 +1183,50 @@ TEST(LinearAttention, GoesOnFromAStateAfterManyTokens) {
       }
     }
   }
+}
+
+// A head alone is cut into segments of tokens, and four are not.
+TEST(LinearAttention, HeadsTogetherAreEachHeadAlone) {
+  constexpr int64_t kHeads = 4;
+  const auto of_head = [](LinearInputs inputs, int64_t head) {
+    for (Tensor* tensor : {&inputs.q, &inputs.k, &inputs.v, &inputs.log_decay,
+                           &inputs.state.sums, &inputs.state.max})
+      if (tensor->defined()) *tensor = tensor->slice(1, head, head + 1);
+    return inputs;
+  };
+  for (const auto& c : full_cases())
+    for (const int64_t tokens : {256, 257, 600}) {
+      SCOPED_TRACE(::testing::PrintToString(c));
+      const auto run = [&](LinearInputs inputs) {
+        Tensors at;
+        for (Tensor* tensor : differentiable(inputs))
+          at.push_back(*tensor = tensor->detach().requires_grad_());
+        const auto got = linear_attention(inputs, c.options);
+        Tensors all{got.out, got.lse, got.state.sums};
+        for (const Tensor& slope : torch::autograd::grad(
+                 {got.out.square().sum() + got.lse.sum() + got.state.sums.sum()}, at))
+          all.push_back(slope);
+        return all;
+      };
+      const auto inputs = random_inputs(c, {.examples = 1,
+                                            .heads = kHeads,
+                                            .key_heads = kHeads,
+                                            .queries = tokens,
+                                            .keys = tokens});
+      const Tensors together = run(inputs);
+      std::vector<Tensors> alone(together.size());
+      for (int64_t head = 0; head < kHeads; ++head) {
+        const Tensors one = run(of_head(inputs, head));
+        for (size_t i = 0; i < one.size(); ++i) alone[i].push_back(one[i]);
+      }
+      for (size_t i = 0; i < together.size(); ++i) {
+        const bool is_shared = together[i].size(1) == 1;  // the slope of the weights
+        const Tensor heads = torch::cat(alone[i], 1);
+        EXPECT_TRUE(
+            close(together[i], is_shared ? heads.sum(1, /*keepdim=*/true) : heads))
+            << tokens << " tokens, result " << i;
+      }
+    }
 }
 
 TEST(LinearAttention, AStateForgetsAHugeKeyThatDecayed) {

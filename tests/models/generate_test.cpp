@@ -73,6 +73,10 @@ TEST(LanguageModel, DecodesAsItReadsWithEveryMechanismAndPosition) {
       std::shared_ptr<LanguageModel> model;
       const std::string reason = refusal([&] { model = made(options); });
       if (reason.find("foretold") != std::string::npos) continue;
+      if (!row->order.empty()) {
+        EXPECT_NE(reason.find("is causal in the order of"), std::string::npos) << reason;
+        continue;
+      }
       ASSERT_EQ(reason, "accepted") << row->name << ", " << kind;
       Pass whole;
       const Tensor expected = log_probabilities(*model, ids, whole);

@@ -3,18 +3,19 @@
 #pragma once
 
 #include <algorithm>
+#include <span>
 #include <string>
 
 #include "tests/support/mechanisms.h"
 
 namespace longspan::testing {
 
-// [4, N, N]: the weights of the heads of one example of random queries and keys. The
-// values are the rows of the identity, so what comes out are the weights.
+// [4, N, N]: the weights of the heads of one example of queries and keys, x. The values
+// are the rows of the identity, so what comes out are the weights.
 inline Tensor attention_matrix(const Mechanism& row, const std::string& settings,
-                               int64_t tokens, bool causal,
+                               const Tensors& x, bool causal,
                                const Tensor& real = Tensor()) {
-  const auto x = random_tensors(2, {1, 4, tokens, 8}, torch::kDouble, /*seed=*/3);
+  const int64_t tokens = x[0].size(2);
   const auto attention = make<Attention>(
       row, {.heads = 4, .head_width = 8, .value_width = tokens, .longest = 2 * tokens},
       *Value::parse(settings).as<Value::Map>());
@@ -27,16 +28,21 @@ inline Tensor attention_matrix(const Mechanism& row, const std::string& settings
   return attention->forward(x[0], x[1], identity, pass)[0];
 }
 
-// Every key that may be seen has a weight above 0, no other has one, and the weights of
-// a row add up to 1.
-inline void expect_full_attention(const Mechanism& row, const std::string& settings,
-                                  int64_t tokens, bool causal) {
-  const std::string what = std::string(row.name) + " " + settings +
-                           ", N = " + std::to_string(tokens) +
-                           (causal ? ", causal" : "");
-  const Tensor weights = attention_matrix(row, settings, tokens, causal);
-  EXPECT_TRUE(close(weights.sum(2), torch::ones({4, tokens}, torch::kDouble))) << what;
-  Tensor seen = torch::ones({tokens, tokens}, torch::kBool);
+// Of random queries and keys.
+inline Tensor attention_matrix(const Mechanism& row, const std::string& settings,
+                               int64_t tokens, bool causal,
+                               const Tensor& real = Tensor()) {
+  return attention_matrix(
+      row, settings, random_tensors(2, {1, 4, tokens, 8}, torch::kDouble, /*seed=*/3),
+      causal, real);
+}
+
+// Of weights [H, N, N] every key that may be seen has one above 0, no other has one,
+// and those of a row add up to 1.
+inline void expect_full_weights(const Tensor& weights, bool causal,
+                                const std::string& what) {
+  EXPECT_TRUE(close(weights.sum(2), torch::ones_like(weights.select(2, 0)))) << what;
+  Tensor seen = torch::ones_like(weights[0], torch::kBool);
   if (causal) seen = seen.tril();
   EXPECT_TRUE((weights > 0).eq(seen).all().item<bool>()) << what;
   EXPECT_TRUE(weights.masked_select(seen.logical_not().expand_as(weights))
@@ -44,6 +50,14 @@ inline void expect_full_attention(const Mechanism& row, const std::string& setti
                   .all()
                   .item<bool>())
       << what;
+}
+
+inline void expect_full_attention(const Mechanism& row, const std::string& settings,
+                                  int64_t tokens, bool causal) {
+  const std::string what = std::string(row.name) + " " + settings +
+                           ", N = " + std::to_string(tokens) +
+                           (causal ? ", causal" : "");
+  expect_full_weights(attention_matrix(row, settings, tokens, causal), causal, what);
 }
 
 // With these settings the weights are those of dense attention.
@@ -58,10 +72,10 @@ inline void expect_dense_weights(const Mechanism& row, const std::string& settin
 // The fast form is the definition, in outputs and in gradients of its inputs.
 inline void expect_definition(const Mechanism& row, const std::string& settings,
                               int64_t tokens, bool causal,
-                              const Tensor& real = Tensor()) {
-  const auto attention = made(row, settings, 2);
+                              const Tensor& real = Tensor(), int64_t heads = 2) {
+  const auto attention = made(row, settings, heads);
   convert(*attention, torch::kCPU, torch::kDouble);
-  Tensors x = random_tensors(3, {1, 2, tokens, 8}, torch::kDouble, /*seed=*/4);
+  Tensors x = random_tensors(3, {1, heads, tokens, 8}, torch::kDouble, /*seed=*/4);
   for (Tensor& input : x) input.requires_grad_();
   const auto results = [&](auto form) {
     Pass pass = pass_of(causal);
@@ -77,6 +91,20 @@ inline void expect_definition(const Mechanism& row, const std::string& settings,
     EXPECT_TRUE(close(fast[i], plain[i]))
         << row.name << " " << settings << ", N = " << tokens
         << (causal ? ", causal" : "") << ", result " << i;
+}
+
+// With each of the settings, causal or not, with no padding and with much: all of the
+// tokens `missing`, and others here and there.
+inline void expect_definitions(const Mechanism& row,
+                               std::span<const char* const> settings, int64_t tokens,
+                               Span missing) {
+  Tensor real = torch::arange(tokens).remainder(5) != 3;
+  real.slice(0, missing.from, missing.to).fill_(false);
+  for (const char* each : settings)
+    for (const bool causal : {false, true}) {
+      expect_definition(row, each, tokens, causal);
+      expect_definition(row, each, tokens, causal, real);
+    }
 }
 
 // A prefill, then steps of so many tokens, give what the whole sequence does; the first
@@ -110,6 +138,18 @@ inline void expect_decoding(const Mechanism& row, const std::string& settings,
   EXPECT_LE(state.numel(),
             2 * row.state_size(Settings::complete(row.name, row.settings, given), sizes,
                                tokens));
+}
+
+// 45 tokens of a mechanism whose blocks or rows are 6: steps inside a block, over some,
+// from a block's end and from within one.
+inline void expect_decoding_of_blocks(const Mechanism& row,
+                                      std::span<const char* const> settings) {
+  for (const char* each : settings) {
+    expect_decoding(row, each, 45, 0, 1);
+    expect_decoding(row, each, 45, 23, 1);
+    expect_decoding(row, each, 45, 4, 7);
+    expect_decoding(row, each, 45, 12, 33);
+  }
 }
 
 // Whether `block` [rows, columns] is one column times one row, but for rounding.

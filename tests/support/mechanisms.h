@@ -37,4 +37,19 @@ inline void expect_dense_bits(const Mechanism& row, const std::string& settings)
   }
 }
 
+// Tokens of low precision give, causally, nearly what they give in float, and sums over
+// them are float. What is kept of them.
+inline Record expect_near_float(Attention& attention, const Tensors& x) {
+  Record state;
+  Pass low = pass_of(/*causal=*/true), high = pass_of(/*causal=*/true);
+  low.state = &state;
+  const Tensor out = attention.forward(x[0], x[1], x[2], low);
+  EXPECT_EQ(out.scalar_type(), x[0].scalar_type());
+  EXPECT_EQ(state.get("sums").scalar_type(), torch::kFloat);
+  const auto wide = [](const Tensor& y) { return y.to(torch::kFloat); };
+  const Tensor exact = attention.forward(wide(x[0]), wide(x[1]), wide(x[2]), high);
+  EXPECT_TRUE(close(out, exact, 4e-3)) << x[0].scalar_type();
+  return state;
+}
+
 }  // namespace longspan::testing

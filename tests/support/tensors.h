@@ -124,4 +124,10 @@ inline std::vector<torch::Device> devices() {
   return all;
 }
 
+// The low precisions in which LibTorch multiplies matrices there.
+inline std::vector<torch::Dtype> low_precisions(torch::Device device) {
+  if (device.is_cpu()) return {torch::kBFloat16};
+  return {torch::kBFloat16, torch::kHalf};
+}
+
 }  // namespace longspan::testing

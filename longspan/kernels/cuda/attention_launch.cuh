@@ -105,8 +105,9 @@ int launch_blocks(int64_t blocks, int64_t chunks, int bytes, Stream stream,
           &most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device))
     return error;
   if (own_bytes + bytes > most) return kDoesNotFit;
+  // All that it may have, not what this call needs: other threads may be calling too.
   if (const auto error = cudaFuncSetAttribute(
-          kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
+          kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most - own_bytes))
     return error;
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(chunks));
   kKernel<<<grid, kThreads, bytes, stream>>>(arguments...);

@@ -12,7 +12,7 @@ namespace longspan::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int64_t kMostShared = 96 * 1024;  // bytes of a row that is kept close
+constexpr int kMostShared = 96 * 1024;  // bytes of a row that is kept close
 
 __device__ float largest_of(float a, float b) { return fmaxf(a, b); }
 __device__ double largest_of(double a, double b) { return fmax(a, b); }
@@ -196,13 +196,13 @@ int launch(const EntmaxRows& task, Stream stream) {
     find_weights<Number, false><<<rows, kThreads, 0, stream>>>(task);
     return cudaGetLastError();
   }
-  const auto kept = static_cast<int>(bytes);
-  if (const cudaError_t error =
-          cudaFuncSetAttribute(find_weights<Number, true>,
-                               cudaFuncAttributeMaxDynamicSharedMemorySize, kept);
+  // Of the kernel, not of this call: other threads may be calling too.
+  if (const cudaError_t error = cudaFuncSetAttribute(
+          find_weights<Number, true>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+          kMostShared);
       error != cudaSuccess)
     return error;
-  find_weights<Number, true><<<rows, kThreads, kept, stream>>>(task);
+  find_weights<Number, true><<<rows, kThreads, bytes, stream>>>(task);
   return cudaGetLastError();
 }
 

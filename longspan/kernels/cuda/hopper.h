@@ -121,10 +121,15 @@ struct HopperParts {
 HopperParts hopper_part_numbers(HopperStep step, const HopperAttention& given,
                                 const HopperLists& lists);
 
+// Whether rows of numbers of two bytes that lie so many apart can be gathered: one
+// instruction multiplies bytes of a step by the row.
+constexpr bool hopper_gathers(int64_t row_step) { return row_step * 2 <= INT32_MAX; }
+
 struct HopperGradient {
   HopperAttention given = {};
   HopperLists of_queries = {}, of_keys = {};
-  Rows<const void> out = {}, out_slope = {};  // of `type`
+  // Of `type`; where rows are gathered, out_slope as hopper_gathers() has it.
+  Rows<const void> out = {}, out_slope = {};
   Rows<const void> lse = {}, lse_slope = {};  // float; lse_slope may be null
   float* lse2 = nullptr;                      // scratch [B, H, padded query places]
   float* delta = nullptr;                     // scratch [B, H, padded query places]

@@ -711,8 +711,8 @@ bool hopper_serves(const HopperAttention& given) {
     return false;
   if (given.positions.data != nullptr && !hopper::is_gathered(given)) return false;
   if (hopper::is_gathered(given) &&
-      !(hopper::has_short_steps(given.q) && hopper::has_short_steps(given.k) &&
-        hopper::has_short_steps(given.v)))
+      !(hopper_gathers(given.q.row) && hopper_gathers(given.k.row) &&
+        hopper_gathers(given.v.row)))
     return false;
   if (!hopper::is_aligned(given.q, given.examples, given.heads, given.queries) ||
       !hopper::is_aligned(given.k, given.examples, given.heads, given.keys) ||

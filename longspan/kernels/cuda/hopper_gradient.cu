@@ -1101,7 +1101,7 @@ int hopper_gradient(const HopperGradient& task, Stream stream) {
   using namespace hopper;
   const HopperAttention& given = task.given;
   if (!is_complete(given, task.of_keys) || !is_complete(given, task.of_queries) ||
-      (is_gathered(given) && !has_short_steps(task.out_slope)))
+      (is_gathered(given) && !hopper_gathers(task.out_slope.row)))
     return cudaErrorInvalidValue;
   GradientArguments a = {};
   a.q = operand(given.q, given.width);

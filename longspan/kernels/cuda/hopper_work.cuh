@@ -361,7 +361,7 @@ struct Gather {
     const int chunk = thread % kChunks;
     const bool inside = chunk * 8 < width;
     const int bytes = inside ? 16 : 0;
-    // As has_short_steps() has it; so one instruction multiplies and adds.
+    // As hopper_gathers() has it; so one instruction multiplies and adds.
     const auto step = static_cast<uint32_t>(row_bytes);
     to += chunk_at<kPanel>(row + thread / kChunks, chunk);
     if (inside) data += chunk * 16;
@@ -513,10 +513,6 @@ inline Numbers numbers(const Ints& rows) {
 
 inline bool is_gathered(const HopperAttention& given) {
   return given.query_rows.data != nullptr || given.key_rows.data != nullptr;
-}
-// Whether a step from row to row, in bytes, is one that gathering multiplies with.
-inline bool has_short_steps(const Rows<const void>& rows) {
-  return rows.row * 2 <= INT_MAX;
 }
 // Whether the lists and the arrays by place are those that the call needs.
 inline bool is_complete(const HopperAttention& given, const HopperLists& lists) {
