@@ -243,15 +243,17 @@ constexpr Setting kSettings[] = {
      .kind = Kind::word,
      .standard = "projected",
      .help =
-         "of a row: projected, for each column by a learned layer; else how queries "
-         "and keys of the row become one, deepsets: after a learned layer",
-     .choices = "projected|max|mean|deepsets_max|deepsets_mean"},
+         "of a row: projected, for each column by a learned layer; none, its largest "
+         "query and key as in combiner_fixed; or how else they become one, deepsets: "
+         "after a learned layer",
+     .choices = "projected|none|mean|deepsets_max|deepsets_mean"},
 };
 
 // The settings of combiner_fixed that are those for a pooled summary.
 Value::Map pooled(const Settings& settings) {
+  const std::string& summary = settings.word("summary");
   return {{"span", Value(settings.integer("width"))},
-          {"summary", Value(settings.word("summary"))}};
+          {"summary", Value(summary == "none" ? "max" : summary)}};
 }
 
 bool is_projected(const Settings& settings) {

@@ -4,7 +4,7 @@
 //
 // The bidirectional form sees in addition the mirror image in a sequence of a power of
 // two of tokens: 23, 24..31, 32..63 and so on. Which power makes no difference, so
-// padding makes none.
+// padding makes none, as a mirror at the last token would.
 //
 // Spans inside a block of 16 tokens are near, the others far. The value of a far span
 // is put together from those of its blocks: so the queries of all spans that have

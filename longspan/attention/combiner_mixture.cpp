@@ -2,7 +2,9 @@
 // the paper, or one softmax over all their keys and summaries, as released. Ren et al.
 // 2021, arXiv:2107.05768, "Combiner-Mixture".
 //
-// In the one softmax a key outside the query's row and column is in two summaries.
+// In the one softmax a key outside the query's row and column is in two summaries. Not
+// causal, each other column is one of them, without the query's row; the released code
+// has the column above and below.
 
 #include "longspan/attention/combiner_axial.h"
 

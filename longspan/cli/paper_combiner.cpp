@@ -41,8 +41,15 @@ struct Contender {
   Value::Map sparse_settings = {};
   double most_ratio = 0;           // to the sparse pattern, as aimed at; 0: none
   double most_exponent = 0;        // of time over length; 0: none
+  std::string called = {};         // where it is measured as another mechanism
   std::vector<Spent> ratios = {};  // ours / sparse, for each of candidate.speeds
   std::string refused = {};        // at the lengths without speeds
+
+  bool has_projections() const { return candidate.mechanism.seam() != "attention"; }
+  std::string name() const {
+    if (!called.empty()) return called;
+    return candidate.name() + (has_projections() ? " with projections" : "");
+  }
 };
 
 // The patterns are of blocks, or of rows of a grid, of `span` tokens.
@@ -66,8 +73,10 @@ std::vector<Contender> contenders(int64_t span) {
   const auto on_grid = [&](const Mechanism& row, Value::Map given, double ratio) {
     return beside(row, std::move(given), catalogue::sparse_axial, axial, ratio, 1.6);
   };
-  Value::Map pooled_rows = grid;
-  pooled_rows.emplace("summary", Value(std::string("max")));
+  const Value::Map blocks = {{"span", Value(span)}};
+  // With a plain summary of a row it is combiner_fixed, which has no projections.
+  Contender plain_rows = on_grid(catalogue::combiner_fixed, blocks, 1.8);
+  plain_rows.called = "combiner_axial_rowmajor {summary: none}";
   return {alone(catalogue::dense),
           alone(catalogue::performer),
           alone(catalogue::bigbird),
@@ -75,9 +84,9 @@ std::vector<Contender> contenders(int64_t span) {
           alone(catalogue::sparse_fixed, fixed),
           alone(catalogue::sparse_axial, axial),
           beside(catalogue::combiner_logsparse, {}, catalogue::logsparse, {}, 1.3, 1.2),
-          beside(catalogue::combiner_fixed, {{"span", Value(span)}},
-                 catalogue::sparse_fixed, fixed, 1.3, 1.6),
-          on_grid(catalogue::combiner_axial_rowmajor, pooled_rows, 1.8),
+          beside(catalogue::combiner_fixed, blocks, catalogue::sparse_fixed, fixed, 1.3,
+                 1.6),
+          plain_rows,
           on_grid(catalogue::combiner_axial_rowmajor, grid, 0),
           on_grid(catalogue::combiner_axial_vertical, grid, 0),
           on_grid(catalogue::combiner_axial_horizontal, grid, 0),
@@ -87,11 +96,6 @@ std::vector<Contender> contenders(int64_t span) {
 std::string sparse_name(const Contender& contender) {
   return Candidate{.mechanism = *contender.sparse, .given = contender.sparse_settings}
       .name();
-}
-
-Form form_of(const Contender& contender) {
-  return contender.candidate.mechanism.seam() == "attention" ? Form::heads
-                                                             : Form::tokens;
 }
 
 void measure(Contender& contender, int64_t length, const FigureOptions& options) {
@@ -107,7 +111,7 @@ void measure(Contender& contender, int64_t length, const FigureOptions& options)
     candidate.speeds.push_back(speed);
     return;
   }
-  const Form form = form_of(contender);
+  const Form form = contender.has_projections() ? Form::tokens : Form::heads;
   release_cached_memory();
   AttentionLayer ours(candidate.mechanism, candidate.given, form, length,
                       options.setup);
@@ -146,7 +150,7 @@ void print_tables(const std::vector<Contender>& all, const std::set<int64_t>& le
       if (with_sparse != (contender.sparse != nullptr) && with_sparse) continue;
       const auto& speeds = contender.candidate.speeds;
       auto& line = lines.emplace_back();
-      line.push_back(contender.candidate.name() +
+      line.push_back(contender.name() +
                      (with_sparse ? " / " + sparse_name(contender) : ""));
       for (const int64_t length : lengths) {
         const auto found = std::ranges::find(speeds, length, &AttentionSpeed::length);
@@ -194,7 +198,7 @@ void print_tables(const std::vector<Contender>& all, const std::set<int64_t>& le
       true);
   for (const Contender& contender : all)
     if (!contender.refused.empty())
-      std::cout << contender.candidate.name() << ": " << contender.refused << '\n';
+      std::cout << contender.name() << ": " << contender.refused << '\n';
 }
 
 ordered_json if_set(double limit) {
@@ -205,7 +209,7 @@ ordered_json json(const Contender& contender, const FigureOptions& options) {
   const Candidate& candidate = contender.candidate;
   const AttentionSetup& setup = options.setup;
   ordered_json line = {{"mechanism", candidate.mechanism.name},
-                       {"name", candidate.name()},
+                       {"name", contender.name()},
                        {"causal", setup.causal},
                        {"backward", setup.backward},
                        {"batch", setup.batch},
@@ -218,11 +222,13 @@ ordered_json json(const Contender& contender, const FigureOptions& options) {
   auto cells = ordered_json::array();
   for (size_t i = 0; i < candidate.speeds.size(); ++i) {
     const AttentionSpeed& speed = candidate.speeds[i];
-    ordered_json entry = {{"length", speed.length},
-                          {"seconds", speed.ours.wall},
-                          {"cpu_seconds", speed.ours.cpu},
-                          {"extrapolated", speed.extrapolated},
-                          {"peak_bytes", speed.peak_bytes}};
+    ordered_json entry = {
+        {"length", speed.length},
+        {"seconds", speed.ours.wall},
+        {"cpu_seconds", speed.ours.cpu},
+        {"extrapolated", speed.extrapolated},
+        {"peak_bytes",
+         speed.extrapolated ? ordered_json() : ordered_json(speed.peak_bytes)}};
     if (contender.sparse) {
       entry["ratio"] = contender.ratios[i].wall;
       entry["cpu_ratio"] = contender.ratios[i].cpu;
@@ -243,8 +249,7 @@ Chart chart(const FigureOptions& options, const std::vector<Contender>& all) {
   std::vector<Series> times, bytes;
   std::vector<double> lengths;
   for (const Contender& contender : all) {
-    Series time{.name = contender.candidate.name(),
-                .dashed = contender.candidate.is_dense()};
+    Series time{.name = contender.name(), .dashed = contender.candidate.is_dense()};
     Series memory = time;
     for (const AttentionSpeed& speed : contender.candidate.speeds) {
       const auto length = static_cast<double>(speed.length);
@@ -301,7 +306,8 @@ void figure(FigureOptions options) {
     if (options.json) std::cout << json(contender, options).dump() << std::endl;
   }
   if (!options.json) print_tables(all, lengths);
-  if (!options.plot.empty()) write_whole(options.plot, report::svg(chart(options, all)));
+  if (!options.plot.empty())
+    write_whole(options.plot, report::svg(chart(options, all)));
   if (failed) throw Failed();
 }
 
@@ -342,9 +348,10 @@ void add_combiner_figure3(CLI::App& paper) {
   count("--head-width", options->setup.head_width, "width of a head");
   count("--span", options->span, "tokens of a block and of a row of the grid");
   count("--turns", options->turns, "how often each is timed");
-  verb->add_option("--dense-until", options->dense_until,
-                   "tokens: dense attention over more is not timed, but extrapolated as "
-                   "N^2 from the longest that was, and marked ~; 8192 unless on a GPU")
+  verb->add_option(
+          "--dense-until", options->dense_until,
+          "tokens: dense attention over more is not timed, but extrapolated as "
+          "N^2 from the longest that was, and marked ~; 8192 unless on a GPU")
       ->check(CLI::Range(int64_t{1}, kLongest));
   verb->add_option("--type", options->type, "float or bfloat16")
       ->capture_default_str()

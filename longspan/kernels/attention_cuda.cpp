@@ -156,7 +156,7 @@ class Gradient {
         views_(call, sizes),
         computing_(views_.computing()),
         out_slope_(slopes.out.defined()
-                       ? slopes.out
+                       ? cuda::spaced(slopes.out)
                        : torch::zeros({1, 1, 1, 1}, results.out.options())
                              .expand_as(results.out)),
         lse_slope_(slopes.lse) {

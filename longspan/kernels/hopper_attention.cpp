@@ -249,10 +249,9 @@ std::vector<Tensor> HopperCall::gradient(const Attended& results,
   const auto type = views.given.queries.q.options();
   const auto floats = views.of_type(torch::kFloat);
   const Tensor out = cuda::aligned(results.out.to(type));
-  Tensor out_slope = slopes.out.defined() ? cuda::aligned(slopes.out.to(type))
-                                          : torch::zeros_like(out);
-  if (views.is_gathered() && !cuda::hopper_gathers(out_slope.stride(2)))
-    out_slope = out_slope.clone(torch::MemoryFormat::Contiguous);
+  const Tensor out_slope = slopes.out.defined()
+                               ? cuda::spaced(cuda::aligned(slopes.out.to(type)))
+                               : torch::zeros_like(out);
   const Tensor lse = results.lse.to(floats);
   const Tensor lse_slope =
       slopes.lse.defined() ? slopes.lse.to(floats).contiguous() : Tensor();

@@ -48,6 +48,32 @@ TEST(CombinerLogSparse, CutsWhatIsSeenAtTheBitsOfAPosition) {
   EXPECT_TRUE(close(weights(41, false), shares(41, both), 1e-6));
 }
 
+// In a sequence of a power of two, what follows is the mirror image of what is before.
+TEST(CombinerLogSparse, SeesWhatFollowsAsAMirrorShowsWhatIsBefore) {
+  constexpr int64_t kTokens = 32;
+  const auto attention = made(kRow, "{}", 1);
+  const Tensor zeros = torch::zeros({1, 1, kTokens, 8}, torch::kDouble);
+  const Tensor own = torch::eye(kTokens, torch::kDouble).view({1, 1, kTokens, kTokens});
+  Pass pass = pass_of(/*causal=*/false);
+  const Tensor weights = attention->forward(zeros, zeros, own, pass)[0][0];
+  for (int64_t query = 0; query < kTokens; ++query) {
+    Tensor shares = torch::zeros(kTokens, torch::kDouble);
+    int64_t spans = 1;
+    shares[query] = 1;
+    const auto add_past = [&](int64_t last, const auto& place) {
+      for (int64_t width = 1; width <= last; width *= 2) {
+        if (last / width % 2 == 0) continue;
+        ++spans;
+        for (int64_t i = last / width * width - width; i < last / width * width; ++i)
+          shares[place(i)] = 1.0 / static_cast<double>(width);
+      }
+    };
+    add_past(query, [](int64_t i) { return i; });
+    add_past(kTokens - 1 - query, [](int64_t i) { return kTokens - 1 - i; });
+    EXPECT_TRUE(close(weights[query], shares / spans, 1e-12)) << query;
+  }
+}
+
 TEST(CombinerLogSparse, WeighsASpanAlikeForAllQueriesThatSeeIt) {
   const Tensor causal = attention_matrix(kRow, "{}", 128, true);
   const Tensor both = attention_matrix(kRow, "{}", 128, false);

@@ -598,6 +598,12 @@ TEST_F(AttentionOnCuda, TakesGradientsHoweverTheyCome) {
             call, {.out = torch::ones({1}, all.out.options()).expand_as(all.out),
                    .lse = torch::ones({1}, all.lse.options()).expand_as(all.lse)});
       }
+      {
+        SCOPED_TRACE("one row for all");
+        testing::expect_exact(
+            call, {.out = all.out.select(2, 0).unsqueeze(2).expand_as(all.out),
+                   .lse = all.lse});
+      }
       SCOPED_TRACE("token by token");
       const Tensor turned = all.out.transpose(1, 2).contiguous().transpose(1, 2);
       testing::expect_exact(call, {.out = turned, .lse = all.lse});

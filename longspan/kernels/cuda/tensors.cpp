@@ -57,6 +57,12 @@ Tensor aligned(const Tensor& x) {
   return holds ? x : x.clone(torch::MemoryFormat::Contiguous);
 }
 
+Tensor spaced(const Tensor& x) {
+  constexpr int64_t kFarthest = std::numeric_limits<int32_t>::max() / 8;
+  const bool holds = x.size(-2) <= 1 || (x.stride(-2) > 0 && x.stride(-2) <= kFarthest);
+  return holds ? x : x.clone(torch::MemoryFormat::Contiguous);
+}
+
 Tensor int32_on(const torch::Device& device, const Tensor& given, const char* name,
                 const Limits& limits) {
   if (!given.defined()) return given;
