@@ -17,6 +17,8 @@ namespace {
 using torch::Tensor;
 
 constexpr char kMemory[] = "memory", kCompressed[] = "compressed", kUse[] = "use";
+// Of a decoding state: the tokens of the segment so far, and what its keys got.
+constexpr char kSegment[] = "segment", kMass[] = "mass";
 
 constexpr Setting kSettings[] = {
     {.name = kMemory,
@@ -73,6 +75,7 @@ class Compressive final : public Mixer {
         dilation_(settings.word("compression") == "dilated"
                       ? settings.integer("dilation")
                       : 1),
+        segment_(sizes.longest),
         compression_(settings.word("compression")),
         attention_(*this, sizes, shared,
                    {.tied = settings.flag("tied") ? "compressive" : "",
@@ -97,10 +100,11 @@ class Compressive final : public Mixer {
 
   static int64_t state_size(const Settings& settings, const Sizes& sizes,
                             int64_t tokens) {
-    return RelativeAttention::numbers_kept(settings.integer(kCompressed) +
-                                               settings.integer(kMemory) +
-                                               settings.integer("rate") - 1 + tokens,
-                                           sizes);
+    const int64_t rows = settings.integer(kCompressed) + settings.integer(kMemory) +
+                         settings.integer("rate") - 1 + segment_tokens(sizes, tokens);
+    constexpr int64_t kBeside = 4;  // whether it is real, its use, its mass
+    return RelativeAttention::numbers_kept(rows, sizes) +
+           rows * (sizes.embedding + kBeside);
   }
 
  private:
@@ -199,24 +203,25 @@ class Compressive final : public Mixer {
                   average(at_least_float(error).square(), asked.unsqueeze(2)));
   }
 
-  // Carries on what there is after a segment x; `mass`: what every key got in it.
-  void remember(const Tensor& x, const Stream& kept, const Stream& compressed,
-                const Tensor& mass, Pass& pass) const {
-    const Tensor real = real_tokens(x, pass);
-    const Stream segment{.x = x.detach(), .tokens = real};
+  // Writes to `into` what there is after a segment; `mass`: what every key got in it.
+  // `into` has what was used before.
+  void remember(const Stream& segment, const Stream& kept, const Stream& compressed,
+                const Tensor& mass, Pass& pass, Record& into) const {
+    const auto& [x, real, positions] = segment;
     const int64_t length = kept.x.size(1) + x.size(1);
-    const Stream both = joined(kept, segment);
+    const Stream both = joined(kept, {.x = x.detach(), .tokens = real});
     Recent all{.tokens = last_real(both, length)};
     if (mass.defined())
-      all.use =
-          last_real({.x = used(kept, real, mass, pass), .tokens = both.tokens}, length)
-              .x;
+      all.use = last_real({.x = used(kept, real, mass, into.get(kUse)),
+                           .tokens = both.tokens},
+                          length)
+                    .x;
     const Leaving old = leaving(all);
     if (old.tokens.x.size(1) > 0) {
       const bool picks = compression_ == "most_used";
       const Stream made = picks ? most_used(old) : vectors(old);
       if (pass.training && learns()) add_loss(x, old, made, pass);
-      carry(*pass.carry, kCompressed,
+      carry(into, kCompressed,
             last_real(joined(compressed, {.x = made.x.detach(), .tokens = made.tokens}),
                       compressed_));
     }
@@ -226,14 +231,14 @@ class Compressive final : public Mixer {
       return rows.slice(1, length - width)
           .masked_fill(stay.logical_not().unsqueeze(2), 0);
     };
-    carry(*pass.carry, kMemory, {.x = cleared(all.tokens.x), .tokens = stay});
-    if (all.use.defined()) pass.carry->set(kUse, cleared(all.use));
+    carry(into, kMemory, {.x = cleared(all.tokens.x), .tokens = stay});
+    if (all.use.defined()) into.set(kUse, cleared(all.use));
   }
 
-  // [B, n + N, 2]: the use of the tokens kept and of those of the segment, with that of
-  // this segment; `mass` is of the compressed ones, too.
+  // [B, n + N, 2]: the use of the tokens kept, `past`, and of those of the segment,
+  // with that of this segment; `mass` is of the compressed ones, too.
   static Tensor used(const Stream& kept, const Tensor& real, const Tensor& mass,
-                     const Pass& pass) {
+                     const Tensor& past) {
     const torch::NoGradGuard counting;
     const int64_t before = kept.x.size(1), count = real.size(1);
     const Tensor asked = real.sum(1, /*keepdim=*/true),
@@ -242,27 +247,60 @@ class Compressive final : public Mixer {
         {mass.slice(1, mass.size(1) - before - count),
          torch::cat({asked.expand({-1, before}), after}, 1).to(mass.scalar_type())},
         2);
-    const Tensor past = pass.carry->get(kUse);
     return past.defined() ? now + torch::constant_pad_nd(past, {0, 0, 0, count}) : now;
+  }
+
+  // What is remembered, without the rest.
+  static Record remembered(const Record& record) {
+    Record kept;
+    for (const std::string name : {kMemory, kCompressed})
+      if (record.get(name).defined()) {
+        kept.set(name, record.get(name));
+        kept.set(name + "_tokens", record.get(name + "_tokens"));
+      }
+    if (record.get(kUse).defined()) kept.set(kUse, record.get(kUse));
+    return kept;
   }
 
   template <class Attend>
   Tensor attended(const Tensor& x, Pass& pass, Attend attend) const {
-    const Stream kept = carried(pass, kMemory, x),
-                 compressed = carried(pass, kCompressed, x),
+    Record* const state = pass.state;
+    if (state && state->tokens == 0 && pass.carry) *state = remembered(*pass.carry);
+    Record* const record = state ? state : pass.carry;
+    const Stream kept = carried(record, kMemory, x),
+                 compressed = carried(record, kCompressed, x),
                  past = last_real(joined(compressed, kept),
                                   compressed.x.size(1) + kept.x.size(1));
-    const bool remembers = pass.carry && !pass.state && x.size(1) > 0;
+    const bool remembers = record && x.size(1) > 0 && (!state || segment_ > 0);
     Tensor mass;
     const Tensor out =
         attend(past, remembers && compression_ == "most_used" ? &mass : nullptr);
-    if (remembers) remember(x, kept, compressed, mass, pass);
+    if (!remembers) return out;
+    Stream segment{.x = x, .tokens = real_tokens(x, pass)};
+    if (!state) {
+      remember(segment, kept, compressed, mass, pass, *record);
+      return out;
+    }
+    segment.x = state->grow(kSegment, segment.x, 1);
+    segment.tokens = state->grow("segment_tokens", segment.tokens, 1);
+    if (mass.defined()) {
+      if (const Tensor before = state->get(kMass); before.defined())
+        mass = mass + torch::constant_pad_nd(before, {0, x.size(1)});
+      state->set(kMass, mass);
+    }
+    if (state->tokens % segment_ > 0) return out;
+    Record next = remembered(*state);
+    next.tokens = state->tokens;
+    remember(segment, kept, compressed, mass, pass, next);
+    *state = next;
     return out;
   }
 
   Tensor run(const Tensor& x, Pass& pass) override {
-    return attended(x, pass, [&](const Stream& past, Tensor* mass) {
-      return attention_.forward(x, past, /*window=*/0, pass, mass);
+    return in_segments(x, pass, segment_, [&](const Tensor& some, Pass& part) {
+      return attended(some, part, [&](const Stream& past, Tensor* mass) {
+        return attention_.forward(some, past, /*window=*/0, part, mass);
+      });
     });
   }
 
@@ -273,6 +311,7 @@ class Compressive final : public Mixer {
   }
 
   int64_t memory_, compressed_, rate_, dilation_;
+  int64_t segment_;  // tokens until decoding compresses; 0: it does not
   std::string compression_;
   RelativeAttention attention_;
   Linear compress_, restore_;
@@ -293,7 +332,9 @@ constinit const Mechanism catalogue::compressive{
             .carry = Carry::per_example,
             .dropout = true,
             .grouped = true},
-    .state = "keys and values of both memories and of all tokens since",
+    .state =
+        "tokens, keys and values of both memories and of a segment, which has as many "
+        "tokens as the longest sequence",
     .state_size = Compressive::state_size,
     .projections = Projections::none,
     .full = true,

@@ -9,8 +9,9 @@
 //
 // Not causal: a batch reads the C' it wrote itself. Causal: slots know tokens of the
 // whole sequence, so a batch reads the C' of the batch before; it is computed in this
-// pass, out of X (its mean over that batch) and C as they were carried, so that gates
-// learn. In evaluation the cache is read as it is, and not written.
+// pass, out of X and C as they were carried, so that gates learn. In evaluation the
+// cache is read as it is, and not written. It and what is added to it are float at
+// least: most updates are less than bfloat16 can tell.
 //
 // The authors' published module differs: preset `released`.
 
@@ -25,6 +26,7 @@
 #include "longspan/attention/mixer_pass.h"
 #include "longspan/attention/projected.h"
 #include "longspan/attention/real_first.h"
+#include "longspan/attention/rotary.h"
 #include "longspan/attention/wrapped.h"
 #include "longspan/base/error.h"
 #include "longspan/base/shapes.h"
@@ -36,6 +38,10 @@ namespace longspan {
 namespace {
 
 using torch::Tensor;
+
+constexpr std::string_view kCache = "cache#mean";    // [slots, width]
+constexpr std::string_view kTokens = "tokens#rows";  // X of each example
+constexpr std::string_view kHeard = "heard#rows";    // [B] bool: had real tokens
 
 constexpr Setting kSettings[] = {
     {.name = "attention",
@@ -83,7 +89,7 @@ constexpr Setting kSettings[] = {
      .kind = Kind::boolean,
      .standard = "false",
      .help = "an example reads what it wrote itself, not the mean over the batch; also "
-             "in evaluation; not causal"},
+             "in evaluation; neither causal nor with segments"},
 };
 
 constexpr Preset kPresets[] = {
@@ -121,12 +127,7 @@ class Grc final : public Mixer {
             " channels of the embedding, got ", ratio);
     const Wrapped inner = inner_of(settings, sizes);
     const Mechanism& row = *inner.row;
-    require((row.seam() == "attention" || row.seam() == "mixer") && row.order.empty() &&
-                row.keeps.residual && row.keeps.norm && !row.can.side &&
-                row.can.carry == Carry::none,
-            row.name, " cannot stand beside a cache: it fills the seam ", row.seam(),
-            ", or has another block around it, another order of tokens, a second ",
-            "stream or a carry");
+    check_part(row);
     require(!in_heads_ || row.seam() == "attention", row.name,
             " is a mixer, whose heads are not to be had; give mixing: outputs");
     inner_ = register_module("inner", make_mixer(row, sizes, inner.settings, shared));
@@ -162,12 +163,23 @@ class Grc final : public Mixer {
         register_parameter("lambda", torch::full({heads_}, settings.number("lambda")));
   }
 
+  // What its attention can, and what the cache lets it.
+  static Abilities abilities(const Settings& settings, const Sizes& sizes) {
+    const Wrapped inner = inner_of(settings, sizes);
+    Abilities can = longspan::abilities(*inner.row, sizes, inner.settings);
+    can.rotary = can_turn(*inner.row, can);
+    can.cross = can.causal_cross = false;
+    can.carry = can.carry | Carry::per_model;
+    return can;
+  }
+
   static int64_t state_size(const Settings& settings, const Sizes& sizes,
                             int64_t tokens) {
     return longspan::state_size({inner_of(settings, sizes)}, tokens);
   }
 
   Tensor memory_share() const { return lambda_.detach().sigmoid(); }
+  bool is_in_heads() const { return in_heads_; }
 
  private:
   // The two ways to the same numbers.
@@ -186,6 +198,9 @@ class Grc final : public Mixer {
     require(!own_ || !pass.mask.causal,
             "with own: true, tokens would read from a cache that knows those after "
             "them; a causal form needs own: false");
+    require(!own_ || !pass.mask.segment.defined(),
+            "with own: true, tokens would read from a cache that knows other segments; "
+            "segments need own: false");
     const Tensor self = of_tokens(x, pass, form);  // [B, H, N, dv] or [B, N, E]
     const Tensor source = narrow(!from_output_ ? x
                                  : in_heads_   ? joined_heads(self)
@@ -214,7 +229,7 @@ class Grc final : public Mixer {
   Tensor of_tokens(const Tensor& x, Pass& pass, Form) {
     constexpr bool fast = std::is_same_v<Form, Fast>;
     const Inside inner(pass, "inner");
-    pass.carry = nullptr;
+    if (inner_->can().carry == Carry::none) pass.carry = nullptr;
     if (!in_heads_) return fast ? inner_->forward(x, pass) : inner_->reference(x, pass);
     return fast ? projected_->attended(x, pass)
                 : projected_->attended_reference(x, pass);
@@ -223,42 +238,46 @@ class Grc final : public Mixer {
   // What is read in this pass, [B|1, slots, width]. In training the carry is written.
   template <class Form>
   Tensor cache_for(const Tensor& source, const Pass& pass, Form form) const {
-    const Record* const carry = pass.carry;
-    const Tensor carried = carry ? carry->get("cache") : Tensor();
-    const int64_t slots = slots_ > 0          ? slots_
-                          : carried.defined() ? carried.size(0)
-                                              : source.size(1);
-    const auto kept = [&](const Tensor& tensor) {
-      require(tensor.dim() == 2 && tensor.size(0) == slots && tensor.size(1) == width_,
-              "the carry must be a cache [", slots, ", ", width_, "], got ",
-              shape(tensor));
-      return tensor.to(source.options().requires_grad(false)).unsqueeze(0);
+    const auto carried = [&](std::string_view name) {
+      const Tensor kept = pass.carry ? pass.carry->get(name) : Tensor();
+      return kept.defined() ? kept.to(source.device()) : kept;
     };
-    Tensor cache =
-        carried.defined()
-            ? kept(carried)
-            : torch::zeros({1, slots, width_}, source.options().requires_grad(false));
+    Tensor cache = carried(kCache);
+    const int64_t slots = slots_ > 0        ? slots_
+                          : cache.defined() ? cache.size(0)
+                                            : source.size(1);
+    require(!cache.defined() || cache.sizes() == at::IntArrayRef({slots, width_}),
+            "the carry must be a cache [", slots, ", ", width_, "], got ",
+            shape(cache));
+    cache = cache.defined()
+                ? at_least_float(cache).unsqueeze(0)
+                : torch::zeros({1, slots, width_},
+                               at_least_float(source).options().requires_grad(false));
+    if (source.size(0) == 0 || source.size(1) == 0) return cache;
     const Tensor real =
         pass.mask.tokens.defined() ? pass.mask.tokens.to(source.device()) : Tensor();
-    if (source.size(0) == 0 || source.size(1) == 0) return cache;
     const bool writes = pass.training;
-    const auto write = [&](const char* name, const Tensor& tensor) {
-      if (pass.carry)
-        pass.carry->set(name, at_least_float(tensor.detach()).squeeze(0).clone());
+    const auto write = [&](std::string_view name, const Tensor& tensor) {
+      if (pass.carry) pass.carry->set(name, tensor.detach().clone());
     };
+    const Tensor heard = real.defined() ? real.any(1) : Tensor();
     if (pass.mask.causal) {
       if (!writes) return cache;
-      if (const Tensor before = carry ? carry->get("tokens") : Tensor();
-          before.defined())
-        cache = renewed(kept(before), cache, form);
-      write("cache", cache);
-      write("tokens", mean(resized(source.detach(), real, slots, form), real, form));
+      if (const Tensor before = carried(kTokens); before.defined())
+        cache = mean(renewed(before.to(source.scalar_type()), cache, form),
+                     carried(kHeard), form);
+      write(kCache, cache.squeeze(0));
+      write(kTokens, resized(source.detach(), real, slots, form));
+      write(kHeard,
+            heard.defined()
+                ? heard
+                : torch::ones({source.size(0)}, source.options().dtype(torch::kBool)));
       return cache;
     }
     if (!writes && !own_) return cache;
     const Tensor own = renewed(resized(source, real, slots, form), cache, form);
-    const Tensor all = mean(own, real, form);
-    if (writes) write("cache", all);
+    const Tensor all = mean(own, heard, form);
+    if (writes) write(kCache, all.squeeze(0));
     return own_ ? own : all;
   }
 
@@ -299,74 +318,79 @@ class Grc final : public Mixer {
     return torch::stack(all);
   }
 
-  // The mean [1, slots, width] over the examples that have real tokens.
-  static Tensor mean(const Tensor& caches, const Tensor& real, Fast) {
+  // The mean [1, slots, width] over the examples where `heard` [B], all if undefined.
+  static Tensor mean(const Tensor& caches, const Tensor& heard, Fast) {
     const int64_t slots = caches.size(1), width = caches.size(2);
     if (caches.size(0) == 1) return caches;
-    if (!real.defined())
+    if (!heard.defined())
       return longspan::sum_to(caches, {1, slots, width}) /
              static_cast<double>(caches.size(0));
-    const Tensor counts = real.any(1).to(torch::kDouble);
+    const Tensor counts = heard.to(torch::kDouble);
     const Tensor weights =
         (counts / counts.sum().clamp_min(1)).to(caches.scalar_type());
     return longspan::sum_to(caches * weights.view({-1, 1, 1}), {1, slots, width});
   }
 
-  static Tensor mean(const Tensor& caches, const Tensor& real, Defined) {
-    if (!real.defined()) return caches.mean(0, /*keepdim=*/true);
-    const Tensor some = real.any(1);
-    return some.any().item<bool>() ? caches.index({some}).mean(0, true)
-                                   : torch::zeros_like(caches.slice(0, 0, 1));
+  static Tensor mean(const Tensor& caches, const Tensor& heard, Defined) {
+    if (!heard.defined()) return caches.mean(0, /*keepdim=*/true);
+    return heard.any().item<bool>() ? caches.index({heard}).mean(0, true)
+                                    : torch::zeros_like(caches.slice(0, 0, 1));
   }
 
-  // tokens [B, slots, width] and cache [1, slots, width] -> [B, slots, width]. The half
-  // of a map that is about the cache is computed once for all examples.
+  // tokens [B, slots, width] and cache [1, slots, width], float at least -> [B, slots,
+  // width]. The half of a map that is about the cache is computed once for all
+  // examples. Products are in the type of the tokens.
   Tensor renewed(const Tensor& tokens, const Tensor& cache, Fast) const {
     const auto of_tokens = [&](const Linear& map) {
       return map.weight.slice(1, 0, width_);
     };
     const auto of_cache = [&](const Linear& map) {
-      return map.weight.slice(1, width_);
+      return map.weight.slice(1, width_).contiguous();
+    };
+    const auto mapped = [&](const Tensor& x, const Tensor& weight, const Tensor& bias) {
+      return at_least_float(longspan::linear(x.to(tokens.scalar_type()), weight, bias));
     };
     const Tensor bias = update_.bias.defined()
                             ? torch::cat({update_.bias, reset_.bias, candidate_.bias})
                             : Tensor();
     const auto now =
-        longspan::linear(
+        mapped(
             tokens,
             torch::cat({of_tokens(update_), of_tokens(reset_), of_tokens(candidate_)}),
             bias)
             .chunk(3, 2);
     const auto past =
-        longspan::linear(cache, torch::cat({of_cache(update_), of_cache(reset_)}))
+        mapped(cache, torch::cat({of_cache(update_), of_cache(reset_)}), {})
             .chunk(2, 2);
     const Tensor update = (now[0] + spread(past[0], now[0].sizes())).sigmoid(),
                  reset = (now[1] + spread(past[1], now[1].sizes())).sigmoid();
-    Tensor candidate =
-        now[2] + longspan::linear(reset * cache, of_cache(candidate_).contiguous());
+    Tensor candidate = now[2] + mapped(reset * cache, of_cache(candidate_), {});
     if (norm_weight_.defined())
       candidate = longspan::layer_norm(activate(candidate, {}, Activation::gelu),
-                                       norm_weight_, norm_bias_);
+                                       at_least_float(norm_weight_),
+                                       at_least_float(norm_bias_));
     return cache + update * (candidate - cache);
   }
 
   Tensor renewed(const Tensor& tokens, const Tensor& cache, Defined) const {
     const Tensor past = cache.expand_as(tokens);
-    const auto mapped = [](const Linear& map, const Tensor& a, const Tensor& b) {
-      return torch::linear(torch::cat({a, b}, 2), map.weight, map.bias);
+    const auto mapped = [&](const Linear& map, const Tensor& x) {
+      return at_least_float(torch::linear(
+          torch::cat({tokens, x.to(tokens.scalar_type())}, 2), map.weight, map.bias));
     };
-    const Tensor update = mapped(update_, tokens, past).sigmoid(),
-                 reset = mapped(reset_, tokens, past).sigmoid();
-    Tensor candidate = mapped(candidate_, tokens, reset * past);
+    const Tensor update = mapped(update_, past).sigmoid(),
+                 reset = mapped(reset_, past).sigmoid();
+    Tensor candidate = mapped(candidate_, reset * past);
     if (norm_weight_.defined())
-      candidate =
-          layer_norm_reference(activate_reference(candidate, {}, Activation::gelu),
-                               norm_weight_, norm_bias_);
+      candidate = layer_norm_reference(
+          activate_reference(candidate, {}, Activation::gelu),
+          at_least_float(norm_weight_), at_least_float(norm_bias_));
     return (1 - update) * past + update * candidate;
   }
 
-  // x: [B, N, width]; cache: [B|1, slots, width] -> [B, H, N, w]
-  Tensor read(const Tensor& x, const Tensor& cache, Pass& pass, Fast) const {
+  // x: [B, N, width]; kept: [B|1, slots, width] -> [B, H, N, w]
+  Tensor read(const Tensor& x, const Tensor& kept, Pass& pass, Fast) const {
+    const Tensor cache = kept.to(x.scalar_type());
     return block_attention(
                {.q = in_heads(q_(x), heads_)},
                {{.k = in_heads(k_(cache), heads_), .v = in_heads(v_(cache), heads_)}},
@@ -374,7 +398,8 @@ class Grc final : public Mixer {
         .out;
   }
 
-  Tensor read(const Tensor& x, const Tensor& cache, Pass&, Defined) const {
+  Tensor read(const Tensor& x, const Tensor& kept, Pass&, Defined) const {
+    const Tensor cache = kept.to(x.scalar_type());
     const auto mapped = [&](const Linear& map, const Tensor& y) {
       return in_heads(torch::linear(y, map.weight), heads_);
     };
@@ -401,10 +426,10 @@ class Grc final : public Mixer {
 std::vector<MemoryShare> memory_shares(const torch::nn::Module& module) {
   std::vector<MemoryShare> shares;
   if (const auto* const grc = dynamic_cast<const Grc*>(&module))
-    shares.push_back({"", grc->memory_share()});
+    shares.push_back({"", grc->memory_share(), grc->is_in_heads()});
   for (const auto& part : module.named_modules("", /*include_self=*/false))
     if (const auto* const grc = dynamic_cast<const Grc*>(part.value().get()))
-      shares.push_back({part.key(), grc->memory_share()});
+      shares.push_back({part.key(), grc->memory_share(), grc->is_in_heads()});
   return shares;
 }
 
@@ -418,12 +443,15 @@ constinit const Mechanism catalogue::grc{
     .can = {.causal = Causal::optional,
             .padding = true,
             .decoding = true,
+            .positions = true,
+            .bias = true,
             .segments = true,
             .global = true,
             .rotary = true,
             .carry = Carry::per_model,
             .dropout = true,
             .grouped = true},
+    .can_with = Grc::abilities,
     .state = "what its attention keeps",
     .state_size = Grc::state_size,
     .projections = Projections::none,

@@ -20,6 +20,7 @@
 
 namespace longspan {
 
+struct Abilities;
 struct Mechanism;
 
 // The sizes a layer is made for. Width is free: heads x head_width need not be the
@@ -70,7 +71,10 @@ class Part : public torch::nn::Module {
     TORCH_INTERNAL_ASSERT(mechanism_, "a part that make() did not make");
     return *mechanism_;
   }
-  void belongs_to(const Mechanism& mechanism) { mechanism_ = &mechanism; }
+  void belongs_to(const Mechanism& mechanism);
+  void belongs_to(const Mechanism& mechanism, const Abilities& can);
+  // With its settings.
+  const Abilities& can() const;
 
   // Who sees whom among `tokens` tokens; no pairs where only gradients can tell. Where
   // global tokens are the point, the first is one.
@@ -93,6 +97,7 @@ class Part : public torch::nn::Module {
 
  private:
   const Mechanism* mechanism_ = nullptr;  // set by make()
+  std::shared_ptr<const Abilities> can_;
 };
 
 // Mixes values by how well queries meet keys.
@@ -155,9 +160,18 @@ class Stack : public Part {
 enum class Causal { never, optional, always };
 
 // What a mechanism keeps from batch to batch: nothing, something of each example
-// (Transformer-XL's memory), or something of the model, which the trainer averages over
-// micro-batches (GRC's cache).
-enum class Carry { none, per_example, per_model };
+// (Transformer-XL's memory), something of the model (GRC's cache), or both.
+enum class Carry { none, per_example, per_model, both };
+
+constexpr bool is_of_examples(Carry carry) { return static_cast<int>(carry) & 1; }
+constexpr bool is_of_model(Carry carry) { return static_cast<int>(carry) & 2; }
+constexpr Carry operator|(Carry a, Carry b) {
+  return static_cast<Carry>(static_cast<int>(a) | static_cast<int>(b));
+}
+
+// Names of what is of the model end so, and say what the trainer makes of the tensors
+// of several micro-batches: their mean, or all their rows, which all of them read next.
+inline constexpr std::string_view kMean = "#mean", kRows = "#rows";
 
 // What a mechanism can do. What it does not claim it refuses. A FeedForward sees tokens
 // each by itself, and claims nothing that is about several.
@@ -178,6 +192,7 @@ struct Abilities {
   Carry carry = Carry::none;
   bool dropout = false;  // of attention weights
   bool grouped = false;  // fewer heads of keys than of queries
+  bool samples = false;  // draws the keys it meets where pass.sampling is set
 };
 
 // Which projections the adapter makes for an Attention. `qkv_global`: a second set for
@@ -216,6 +231,8 @@ struct Mechanism {
   Cost time;
   Cost memory;
   Abilities can;
+  // What it can do with these settings, if not always the same: `can` is then the most.
+  Abilities (*can_with)(const Settings&, const Sizes&) = nullptr;
   std::string_view state = {};  // what decoding keeps, in words
   // How many numbers it keeps at most for one example after `tokens` tokens.
   int64_t (*state_size)(const Settings&, const Sizes&, int64_t tokens) = nullptr;
@@ -251,6 +268,10 @@ std::span<const Mechanism* const> mechanisms();
 
 // The row called `name`; an error that names the rows there are if there is none.
 const Mechanism& find_mechanism(std::string_view name);
+
+// What it can do as it would be made.
+Abilities abilities(const Mechanism& mechanism, const Sizes& sizes,
+                    const Value::Map& settings = {});
 
 // The settings of a preset of `mechanism`.
 Value::Map preset(const Mechanism& mechanism, std::string_view name);

@@ -13,16 +13,19 @@ using torch::Tensor;
 constexpr Setting kSettings[] = {
     {.name = "parts",
      .kind = Kind::list,
-     .standard = "[bigbird, local, longformer, sparse_fixed]",
+     .standard = "[bigbird, local, longformer, {name: sparse_fixed, heads: merged}]",
      .help = "the mechanisms, by name or {name: .., setting: ..}; heads are divided "
              "evenly"},
 };
 
 constexpr Preset kPresets[] = {
     {"lra",
-     "{parts: [{name: bigbird, block: 64, random: 3}, {name: local, block: 50}, {name: "
-     "longformer, window: 256}, {name: sparse_fixed, stride: 50, summary: 10, heads: "
-     "merged, first_column: true}]}"}};
+     "{parts: [{name: bigbird, block: 64, random: 3}, linear, {name: linformer, "
+     "projected: 16}, {name: local, block: 50}, {name: longformer, window: 256}, "
+     "{name: "
+     "performer, kernel: bare_relu}, {name: sparse_fixed, stride: 50, summary: 10, "
+     "heads: merged, first_column: true}, {name: synthesizer, parts: "
+     "[factorised_random, dot], factor: 32}]}"}};
 
 class Mixed final : public Mixer {
  public:
@@ -30,12 +33,9 @@ class Mixed final : public Mixer {
       : parts_(wrapped(settings, sizes)) {
     for (size_t i = 0; i < parts_.size(); ++i) {
       const auto& [row, given, of_part] = parts_[i];
-      require((row->seam() == "attention" || row->seam() == "mixer") &&
-                  row->order.empty() && row->keeps.residual && row->keeps.norm &&
-                  !row->can.side && row->can.carry == Carry::none,
-              row->name, " cannot stand beside others: it fills the seam ", row->seam(),
-              ", or has another block around it, another order of tokens, a second ",
-              "stream or a carry");
+      check_part(*row);
+      require(row->can.carry == Carry::none, row->name,
+              " keeps something from batch to batch, so it cannot stand beside others");
       made_.push_back(
           register_module(parts_[i].name(i), make_mixer(*row, of_part, given)));
     }
@@ -84,6 +84,12 @@ constinit const Mechanism catalogue::mixed{
             .rotary = true,
             .dropout = true,
             .grouped = true},
+    .can_with =
+        [](const Settings& settings, const Sizes& sizes) {
+          Abilities can = catalogue::mixed.can;
+          can.samples = samples(wrapped(settings, sizes));
+          return can;
+        },
     .state = "what its parts keep",
     .state_size =
         [](const Settings& settings, const Sizes& sizes, int64_t tokens) {

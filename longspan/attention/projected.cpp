@@ -40,7 +40,7 @@ Projected::Projected(std::shared_ptr<Attention> attention, const Sizes& sizes,
     : sizes_(sizes.completed()), options_(options) {
   attention_ = register_module("attention", std::move(attention));
   const Mechanism& row = attention_->mechanism();
-  belongs_to(row);
+  belongs_to(row, attention_->can());
   require(row.projections != Projections::none, row.name,
           ": has no projections to be put between");
   require(row.projections != Projections::qk_v || sizes_.key_heads == sizes_.heads,

@@ -54,6 +54,16 @@ const Mechanism& find_mechanism(std::string_view name) {
   return **found;
 }
 
+Abilities abilities(const Mechanism& mechanism, const Sizes& sizes,
+                    const Value::Map& settings) {
+  if (!mechanism.can_with) return mechanism.can;
+  const Sizes complete = sizes.completed();
+  return mechanism.can_with(
+      Settings::complete(mechanism.name, mechanism.settings, settings, complete.layer,
+                         complete.layers),
+      complete);
+}
+
 Value::Map preset(const Mechanism& mechanism, std::string_view name) {
   const auto found = std::ranges::find(mechanism.presets, name, &Preset::name);
   require(found != mechanism.presets.end(), mechanism.name, ": no preset '", name, "'",
@@ -78,7 +88,8 @@ std::shared_ptr<Seam> make(const Mechanism& mechanism, const Sizes& sizes,
   const Settings all = Settings::complete(mechanism.name, mechanism.settings, settings,
                                           complete.layer, complete.layers);
   auto part = named(mechanism.name, [&] { return (*maker)(all, complete, own); });
-  part->belongs_to(mechanism);
+  part->belongs_to(mechanism, mechanism.can_with ? mechanism.can_with(all, complete)
+                                                 : mechanism.can);
   if (!shared && !own->empty()) part->register_module("shared", own);
   return part;
 }

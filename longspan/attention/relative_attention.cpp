@@ -90,8 +90,8 @@ Tensor real_tokens(const Tensor& x, const Pass& pass) {
              : torch::ones({x.size(0), x.size(1)}, x.options().dtype(torch::kBool));
 }
 
-Stream carried(const Pass& pass, const std::string& name, const Tensor& x) {
-  const Tensor rows = pass.carry ? pass.carry->get(name) : Tensor();
+Stream carried(const Record* record, const std::string& name, const Tensor& x) {
+  const Tensor rows = record ? record->get(name) : Tensor();
   if (!rows.defined())
     return {.x = x.detach().slice(1, 0, 0),
             .tokens = torch::ones({x.size(0), 0}, x.options().dtype(torch::kBool))};
@@ -100,7 +100,7 @@ Stream carried(const Pass& pass, const std::string& name, const Tensor& x) {
           x.size(0), ", n, ", x.size(2), "], got ", shape(rows),
           "; batches that follow each other have the same examples");
   return {.x = rows.to(x.options()),
-          .tokens = pass.carry->get(name + "_tokens").to(x.device())};
+          .tokens = record->get(name + "_tokens").to(x.device())};
 }
 
 void carry(Record& record, const std::string& name, const Stream& rows) {
@@ -145,7 +145,7 @@ Tensor RelativeAttention::forward(const Tensor& x, const Stream& past, int64_t w
                                   Pass& pass, Tensor* mass) {
   if (x.size(1) == 0) return x;
   Record* const state = pass.state;
-  const bool begins = !state || state->tokens == 0;
+  const bool begins = !state || !state->get("k").defined();
   const Tensor all = begins ? torch::cat({past.x, x}, 1) : x;
   Tensor real = real_tokens(x, pass);
   if (begins) real = torch::cat({past.tokens, real}, 1);
@@ -184,6 +184,16 @@ Tensor RelativeAttention::forward(const Tensor& x, const Stream& past, int64_t w
     keep_keys(*state, torch::arange(keys - kept, keys));
   }
   return out_(joined_heads(attended.out));
+}
+
+void RelativeAttention::keep_last(Record& state, int64_t count) const {
+  const Tensor real = state.get("tokens");
+  Stream last;
+  for (const char* const name : {"k", "v"}) {
+    last = last_real({.x = joined_heads(state.get(name)), .tokens = real}, count);
+    state.set(name, in_heads(last.x, sizes_.key_heads));
+  }
+  state.set("tokens", last.tokens);
 }
 
 Tensor RelativeAttention::define(const Tensor& x, const Stream& past, int64_t window,

@@ -3,8 +3,11 @@
 
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <vector>
 
 #include <torch/types.h>
 
@@ -67,8 +70,34 @@ torch::Tensor real_tokens(const torch::Tensor& x, const Pass& pass);
 
 // What a mixer keeps from batch to batch under `name` and NAME_tokens, each example's
 // rows at the end; without rows if there is nothing. Refuses those of another batch.
-Stream carried(const Pass& pass, const std::string& name, const torch::Tensor& x);
+Stream carried(const Record* record, const std::string& name, const torch::Tensor& x);
 void carry(Record& record, const std::string& name, const Stream& rows);
+
+// How many of `tokens` tokens a state has that are not yet of the memory: segments are
+// as long as the longest sequence.
+inline int64_t segment_tokens(const Sizes& sizes, int64_t tokens) {
+  return sizes.longest > 0 ? std::min(tokens, sizes.longest) : tokens;
+}
+
+// The outputs of `work`, a function of tokens and a pass, for tokens x. When decoding
+// these are cut where segments end, every `segment` tokens; 0: there is one.
+template <class Work>
+torch::Tensor in_segments(const torch::Tensor& x, Pass& pass, int64_t segment,
+                          const Work& work) {
+  const int64_t count = x.size(1);
+  if (!pass.state || segment == 0 || count == 0) return work(x, pass);
+  std::vector<torch::Tensor> outs;
+  for (int64_t at = 0; at < count;) {
+    const int64_t length = std::min(count - at, segment - pass.state->tokens % segment);
+    Pass part = pass;
+    if (pass.mask.tokens.defined())
+      part.mask.tokens = pass.mask.tokens.narrow(1, at, length);
+    outs.push_back(work(x.narrow(1, at, length), part));
+    pass.draw = part.draw;
+    at += length;
+  }
+  return torch::cat(outs, 1);
+}
 
 // A mixer's attention over its tokens and those before them, with all its projections.
 class RelativeAttention {
@@ -84,7 +113,7 @@ class RelativeAttention {
                     const Options& options);
 
   // past: rows as of last_real(), which stand right before x; read where pass.state
-  // has no tokens yet. window: how many keys a query sees, itself the last; 0: all.
+  // has no keys yet. window: how many keys a query sees, itself the last; 0: all.
   // `mass`, if it is not null, becomes [B, P + N], the weights that all heads of all
   // real queries together gave each key.
   torch::Tensor forward(const torch::Tensor& x, const Stream& past, int64_t window,
@@ -95,6 +124,9 @@ class RelativeAttention {
   // What the queries of x find in `rows` by contents alone, [B, N, H*dv]. Only `rows`
   // gets a gradient.
   torch::Tensor by_content(const torch::Tensor& x, const Stream& rows) const;
+
+  // Leaves the last `count` real keys of a state, as last_real().
+  void keep_last(Record& state, int64_t count) const;
 
   // How many numbers a state has for so many keys.
   static int64_t numbers_kept(int64_t keys, const Sizes& sizes) {

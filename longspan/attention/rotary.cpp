@@ -10,9 +10,8 @@ namespace longspan {
 
 using torch::Tensor;
 
-bool can_turn(const Mechanism& row) {
-  if (!std::holds_alternative<Mechanism::Make<Attention>>(row.make))
-    return row.can.rotary;
+bool can_turn(const Mechanism& row, const Abilities& can) {
+  if (!std::holds_alternative<Mechanism::Make<Attention>>(row.make)) return can.rotary;
   return row.projections != Projections::v && row.projections != Projections::none;
 }
 

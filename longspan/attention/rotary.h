@@ -10,8 +10,8 @@
 namespace longspan {
 
 // Whether a mechanism's projections, or those inside it, can turn queries and keys:
-// whether it honours pass.rotary.
-bool can_turn(const Mechanism& row);
+// whether it honours pass.rotary. `can`: with its settings.
+bool can_turn(const Mechanism& row, const Abilities& can);
 
 // x: [B, H, N, d], d even; positions: [N] or [B, N] integer. Numbers a and a + d/2 of a
 // head are turned by position * base^(-2a/d).

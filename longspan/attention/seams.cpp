@@ -54,6 +54,20 @@ Sizes Sizes::completed() const {
   return sizes;
 }
 
+void Part::belongs_to(const Mechanism& mechanism) {
+  belongs_to(mechanism, mechanism.can);
+}
+
+void Part::belongs_to(const Mechanism& mechanism, const Abilities& can) {
+  mechanism_ = &mechanism;
+  can_ = std::make_shared<const Abilities>(can);
+}
+
+const Abilities& Part::can() const {
+  TORCH_INTERNAL_ASSERT(can_, "a part that make() did not make");
+  return *can_;
+}
+
 Tensor Shared::parameter(const std::string& name, const std::function<Tensor()>& make) {
   if (const Tensor* known = parameters_.find(name)) return *known;
   return register_parameter(name, make());
@@ -98,7 +112,7 @@ auto Part::guarded(Pass& pass, Work work) const {
 }
 
 void Part::check_pass(const Pass& pass, int64_t examples, int64_t tokens) const {
-  const auto& [name, can] = std::tie(mechanism_->name, mechanism_->can);
+  const auto& [name, can] = std::tie(mechanism_->name, *can_);
   const auto refuse = [&](bool asked, bool able, const char* what) {
     require(!asked || able, name, ": ", what);
   };
@@ -119,7 +133,7 @@ void Part::check_pass(const Pass& pass, int64_t examples, int64_t tokens) const 
     refuse(pass.positions.defined(), can.positions,
            "takes no positions, got pass.positions");
     refuse(pass.bias.defined(), can.bias, "takes no bias of scores, got pass.bias");
-    refuse(pass.rotary != 0, can_turn(*mechanism_),
+    refuse(pass.rotary != 0, can_turn(*mechanism_, can),
            "has no queries and keys that could be turned, got pass.rotary");
     refuse(pass.side.x.defined(), can.side, "has no second stream, got pass.side");
     refuse(pass.carry != nullptr, can.carry != Carry::none,

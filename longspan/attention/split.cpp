@@ -33,13 +33,13 @@ class Split final : public Attention {
       : parts_(parts_of(settings, sizes)) {
     for (size_t i = 0; i < parts_.size(); ++i) {
       const auto& [row, given, of_part] = parts_[i];
-      const bool splits = row->projections == Projections::qkv ||
-                          row->projections == Projections::qkv_global;
-      require(row->seam() == "attention" && splits && row->order.empty() &&
-                  row->can.carry == Carry::none,
-              row->name, " cannot have some of the heads: it fills the seam ",
-              row->seam(), ", or needs other projections, another order of tokens or ",
-              "a carry");
+      check_part(*row);
+      require(row->seam() == "attention", row->name,
+              " is a mixer of tokens, so it cannot have some of the heads");
+      require(row->projections == Projections::qkv ||
+                  row->projections == Projections::qkv_global,
+              row->name, " needs other projections than queries, keys and values, so ",
+              "it cannot have some of the heads");
       made_.push_back(
           register_module(parts_[i].name(i), make<Attention>(*row, of_part, given)));
     }
@@ -116,6 +116,12 @@ constinit const Mechanism catalogue::split{
             .global = true,
             .dropout = true,
             .grouped = true},
+    .can_with =
+        [](const Settings& settings, const Sizes& sizes) {
+          Abilities can = catalogue::split.can;
+          can.samples = samples(parts_of(settings, sizes));
+          return can;
+        },
     .state = "what its parts keep",
     .state_size =
         [](const Settings& settings, const Sizes& sizes, int64_t tokens) {

@@ -5,7 +5,8 @@
 // many windows as the queries, which keep their order. Causal: for each window anew
 // among the tokens up to its end, of which it is given the last. Unbiased: all queries
 // meet one random part of the sources; causal, each window a random part of those up to
-// its end.
+// its end. What the authors did beside that is a setting, but for their samplers of
+// images.
 //
 // One draw serves all examples and heads of a call. Sources of a window stand in the
 // order of the sequence, so that in causal attention a query sees the first of them and
@@ -18,7 +19,6 @@
 #include <cmath>
 #include <numbers>
 #include <numeric>
-#include <optional>
 #include <utility>
 
 #include "longspan/attention/dense_reference.h"
@@ -42,20 +42,34 @@ std::array<double, 2> normal(uint32_t first, uint32_t second) {
   return {radius * std::cos(angle), radius * std::sin(angle)};
 }
 
-// By what sources are ordered: their places with noise of `sigma` tokens, or noise
-// alone.
-std::vector<double> noisy_places(int64_t tokens, std::optional<double> sigma, Key key) {
+enum class Noise { normal, uniform };  // uniform: 0 .. 1
+
+std::vector<double> noise(Noise kind, int64_t tokens, Key key) {
   const auto count = static_cast<size_t>(tokens);
-  std::vector<double> places(count);
+  std::vector<double> all(count);
   for (size_t first = 0; first < count; first += kWords) {
     const auto words = philox(key, {static_cast<uint32_t>(first / kWords), 0, 0, 0});
-    const auto [a, b] = normal(words[0], words[1]);
-    const auto [c, d] = normal(words[2], words[3]);
-    const double normals[] = {a, b, c, d};
-    for (size_t i = 0; i < kWords && first + i < count; ++i)
-      places[first + i] = sigma ? static_cast<double>(first + i) + *sigma * normals[i]
-                                : in_unit(words[i]);
+    double four[kWords];
+    if (kind == Noise::normal)
+      for (size_t i = 0; i < kWords; i += 2)
+        std::ranges::copy(normal(words[i], words[i + 1]), four + i);
+    else
+      std::ranges::transform(words, four, in_unit);
+    std::copy_n(four, std::min(kWords, count - first),
+                all.begin() + static_cast<int64_t>(first));
   }
+  return all;
+}
+
+// By what sources are ordered: their places with noise, or noise alone.
+std::vector<double> noisy_places(const SourceSampling& sampling, double sigma,
+                                 int64_t tokens, Key key) {
+  if (!sampling.biased) return noise(Noise::uniform, tokens, key);
+  std::vector<double> places =
+      noise(sampling.uniform ? Noise::uniform : Noise::normal, tokens, key);
+  const double scale = sampling.uniform ? 2 * sigma : sigma;
+  for (size_t i = 0; i < places.size(); ++i)
+    places[i] = static_cast<double>(i) + scale * places[i];
   return places;
 }
 
@@ -79,15 +93,41 @@ std::vector<int64_t> largest(const std::vector<double>& places, int64_t count) {
   return numbers;
 }
 
+// A part `keep` of `sources`, one at least, at random.
+std::vector<int64_t> kept(const std::vector<int64_t>& sources, double keep, Key key) {
+  const auto count = static_cast<int64_t>(sources.size());
+  const auto part = static_cast<int64_t>(std::round(keep * static_cast<double>(count)));
+  const int64_t wanted = std::clamp<int64_t>(part, std::min<int64_t>(1, count), count);
+  if (wanted == count) return sources;
+  std::vector<int64_t> some = largest(noise(Noise::uniform, count, key), wanted);
+  for (int64_t& number : some) number = sources[static_cast<size_t>(number)];
+  return some;
+}
+
+SourceSampling sampling_of(const Settings& settings) {
+  return {.windows = settings.integer("windows"),
+          .sigma = settings.number("sigma"),
+          .biased = settings.word("kind") == "biased",
+          .uniform = settings.word("noise") == "uniform",
+          .shifted = settings.flag("shifted"),
+          .keep = settings.number("keep")};
+}
+
+bool leaves_out(const SourceSampling& sampling) {
+  return sampling.windows > 1 || sampling.keep < 1;
+}
+
 class Ssa final : public Attention {
  public:
-  explicit Ssa(const Settings& settings)
-      : sampling_{.windows = settings.integer("windows"),
-                  .sigma = settings.number("sigma"),
-                  .biased = settings.word("kind") == "biased"} {}
+  explicit Ssa(const Settings& settings) : sampling_(sampling_of(settings)) {
+    require(sampling_.keep > 0 && sampling_.keep <= 1,
+            "keep must be more than 0 and 1 at most, got ", sampling_.keep);
+  }
 
   Sight sight(int64_t tokens, bool causal) override {
-    Tensor pairs = met(drawn_sources(sampling_, tokens, causal, Key{}), tokens);
+    SourceSampling shown = sampling_;
+    if (causal) shown.shifted = false;
+    Tensor pairs = met(drawn_sources(shown, tokens, causal, Key{}), tokens);
     return {.pairs = (causal ? pairs.tril() : pairs).to(torch::kByte).unsqueeze(0)};
   }
 
@@ -109,7 +149,11 @@ class Ssa final : public Attention {
   }
 
   bool samples(const Tensor& q, const Tensor& k, const Pass& pass) const {
-    if (!pass.sampling || sampling_.windows == 1 || q.size(2) == 0) return false;
+    if (!pass.sampling || !leaves_out(sampling_) || q.size(2) == 0) return false;
+    require(
+        !sampling_.shifted || !pass.mask.causal,
+        "shifted: true brings the last sources before the first queries, so it has ",
+        "no causal form");
     require(pass.state == nullptr && q.size(2) == k.size(2),
             "sources are drawn for whole sequences, so pass.sampling must be false "
             "where tokens come one after the other");
@@ -183,6 +227,22 @@ constexpr Setting kSettings[] = {
      .standard = "biased",
      .help = "towards sources near the query, or from all alike",
      .choices = "biased|unbiased"},
+    {.name = "noise",
+     .kind = Kind::word,
+     .standard = "normal",
+     .help = "biased: what places are shuffled by: sigma times a normal number, or 2 "
+             "sigma times one of 0 .. 1",
+     .choices = "normal|uniform"},
+    {.name = "shifted",
+     .kind = Kind::boolean,
+     .standard = "false",
+     .help = "biased, not causal: sources are shuffled as on a circle, begun anywhere"},
+    {.name = "keep",
+     .kind = Kind::number,
+     .standard = "1",
+     .help = "a window is given so much of its sources, at random; less than 1 may "
+             "leave a causal query without any",
+     .least = 0},
 };
 
 }  // namespace
@@ -191,23 +251,33 @@ SourceWindows drawn_sources(const SourceSampling& sampling, int64_t tokens, bool
                             Key key) {
   const int64_t size = (tokens + sampling.windows - 1) / sampling.windows;
   SourceWindows drawn{.size = size, .sources = {}};
-  std::optional<double> sigma;
-  if (sampling.biased) sigma = std::round(sampling.sigma * static_cast<double>(tokens));
+  const double sigma = std::round(sampling.sigma * static_cast<double>(tokens));
   if (causal) {
     for (int64_t first = 0; first < tokens; first += size) {
       const int64_t end = std::min(first + size, tokens);
       const Key of_window = mix(key, static_cast<uint64_t>(first));
       drawn.sources.push_back(
-          largest(noisy_places(end, sigma, of_window), std::min(size, end)));
+          largest(noisy_places(sampling, sigma, end, of_window), std::min(size, end)));
     }
   } else {
-    const std::vector<int64_t> order = in_order(noisy_places(tokens, sigma, key));
+    std::vector<int64_t> order = in_order(noisy_places(sampling, sigma, tokens, key));
+    if (sampling.biased && sampling.shifted) {
+      const auto shift =
+          static_cast<int64_t>(mix(key, 1).bits % static_cast<uint64_t>(tokens));
+      std::ranges::rotate(order, order.end() - shift);
+      for (int64_t& source : order) source = (source + shift) % tokens;
+    }
     if (!sampling.biased) drawn.size = tokens;
     for (int64_t first = 0; first < tokens; first += drawn.size)
       drawn.sources.emplace_back(order.begin() + first,
                                  order.begin() + std::min(first + size, tokens));
   }
-  for (auto& sources : drawn.sources) std::ranges::sort(sources);
+  const Key of_parts = mix(key, static_cast<uint64_t>(tokens));
+  for (size_t window = 0; window < drawn.sources.size(); ++window) {
+    auto& sources = drawn.sources[window];
+    sources = kept(sources, sampling.keep, mix(of_parts, window));
+    std::ranges::sort(sources);
+  }
   return drawn;
 }
 
@@ -216,7 +286,7 @@ constinit const Mechanism catalogue::ssa{
     .summary = "softmax attention that in training meets sampled keys only",
     .paper = "Hussain et al. 2023, arXiv:2306.01705",
     .classes = "wrapper",
-    .time = {"N*N*d, in training N*N*d/windows", 2},
+    .time = {"N*N*d, in training N*N*d*keep/windows", 2},
     .memory = {"N*d", 1},
     .can = {.causal = Causal::optional,
             .padding = true,
@@ -225,7 +295,14 @@ constinit const Mechanism catalogue::ssa{
             .bias = true,
             .segments = true,
             .dropout = true,
-            .grouped = true},
+            .grouped = true,
+            .samples = true},
+    .can_with =
+        [](const Settings& settings, const Sizes&) {
+          Abilities can = catalogue::ssa.can;
+          can.samples = leaves_out(sampling_of(settings));
+          return can;
+        },
     .state = "keys and values of all tokens: N*Hk*(d + dv)",
     .state_size =
         [](const Settings&, const Sizes& sizes, int64_t tokens) {

@@ -44,6 +44,7 @@ class TransformerXl final : public Mixer {
       : memory_(settings.integer(kMemory)),
         evaluation_memory_(settings.integer("evaluation_memory")),
         same_length_(settings.flag("same_length")),
+        segment_(same_length_ ? 0 : sizes.longest),
         attention_(*this, sizes, shared,
                    {.tied = settings.flag("tied") ? "transformer_xl" : "",
                     .clamp = settings.integer("clamp")}) {
@@ -64,7 +65,8 @@ class TransformerXl final : public Mixer {
     const int64_t given = settings.integer("evaluation_memory"),
                   kept = given > 0 ? given : settings.integer(kMemory);
     return RelativeAttention::numbers_kept(
-        settings.flag("same_length") ? kept - 1 : kept + tokens, sizes);
+        settings.flag("same_length") ? kept - 1 : kept + segment_tokens(sizes, tokens),
+        sizes);
   }
 
  private:
@@ -74,8 +76,11 @@ class TransformerXl final : public Mixer {
 
   template <class Attend>
   Tensor attended(const Tensor& x, Pass& pass, Attend attend) const {
-    const Stream past = last_real(carried(pass, kMemory, x), kept(pass));
+    const Stream past = last_real(carried(pass.carry, kMemory, x), kept(pass));
     const Tensor out = attend(past, same_length_ ? kept(pass) : 0);
+    if (pass.state && segment_ > 0 && x.size(1) > 0 &&
+        pass.state->tokens % segment_ == 0)
+      attention_.keep_last(*pass.state, kept(pass));
     if (pass.carry && !pass.state)
       carry(*pass.carry, kMemory,
             last_real({.x = torch::cat({past.x, x.detach()}, 1),
@@ -85,8 +90,10 @@ class TransformerXl final : public Mixer {
   }
 
   Tensor run(const Tensor& x, Pass& pass) override {
-    return attended(x, pass, [&](const Stream& past, int64_t window) {
-      return attention_.forward(x, past, window, pass);
+    return in_segments(x, pass, segment_, [&](const Tensor& some, Pass& part) {
+      return attended(some, part, [&](const Stream& past, int64_t window) {
+        return attention_.forward(some, past, window, part);
+      });
     });
   }
 
@@ -98,6 +105,7 @@ class TransformerXl final : public Mixer {
 
   int64_t memory_, evaluation_memory_;
   bool same_length_;
+  int64_t segment_;  // tokens until decoding leaves what is not in the memory; 0: never
   RelativeAttention attention_;
 };
 
@@ -117,8 +125,8 @@ constinit const Mechanism catalogue::transformer_xl{
             .dropout = true,
             .grouped = true},
     .state =
-        "keys and values of the memory and of all tokens since, with same_length "
-        "of the last of them only",
+        "keys and values of the memory and of the tokens of a segment, which are as "
+        "many as the longest sequence has; with same_length of the last of them only",
     .state_size = TransformerXl::state_size,
     .projections = Projections::none,
     .full = true,

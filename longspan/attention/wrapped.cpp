@@ -1,5 +1,6 @@
 #include "longspan/attention/wrapped.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "longspan/base/error.h"
@@ -41,6 +42,24 @@ std::vector<Wrapped> wrapped(const Settings& settings, const Sizes& sizes,
     all.push_back(std::move(part));
   }
   return all;
+}
+
+void check_part(const Mechanism& row) {
+  const std::string_view seam = row.seam();
+  require(seam == "attention" || seam == "mixer", row.name, " fills the seam ", seam,
+          ", but only an attention or a mixer can be wrapped");
+  require(row.order.empty(), row.name, " is causal in the order of ", row.order,
+          ", not in that of the tokens, so it cannot be wrapped");
+  require(row.keeps.residual && row.keeps.norm, row.name,
+          " has a residual or norms of its own, so it cannot be wrapped");
+  require(!row.can.side, row.name,
+          " hands on a second stream, so it cannot be wrapped");
+}
+
+bool samples(const std::vector<Wrapped>& parts) {
+  return std::ranges::any_of(parts, [](const Wrapped& part) {
+    return abilities(*part.row, part.sizes, part.settings).samples;
+  });
 }
 
 int64_t state_size(const std::vector<Wrapped>& parts, int64_t tokens) {

@@ -23,6 +23,12 @@ struct Wrapped {
 std::vector<Wrapped> wrapped(const Settings& settings, const Sizes& sizes,
                              const Value::List& heads = {});
 
+// Refuses, and says why, what cannot be inside a block beside something else.
+void check_part(const Mechanism& row);
+
+// Whether one of them draws the keys it meets.
+bool samples(const std::vector<Wrapped>& parts);
+
 // What decoding keeps for all of them.
 int64_t state_size(const std::vector<Wrapped>& parts, int64_t tokens);
 

@@ -109,7 +109,7 @@ void AttentionLayer::make_tokens(const Value::Map& settings, const Sizes& sizes,
 Pass AttentionLayer::new_pass(Record& carry) const {
   Pass pass;
   pass.mask.causal = setup_.causal;
-  pass.training = setup_.backward;
+  pass.training = pass.sampling = setup_.backward;
   pass.draw = Draw(1);
   pass.side.x = side_;
   if (mechanism_.can.global && setup_.global > 0) {

@@ -33,7 +33,20 @@ std::string cost(const Cost& cost) {
   return text.str();
 }
 
+bool is_layer(const Mechanism& mechanism) {
+  return mechanism.seam() == "attention" || mechanism.seam() == "mixer";
+}
+
+// Whether it is a layer around others that its settings name.
+bool is_wrapper(const Mechanism& mechanism) {
+  return is_layer(mechanism) &&
+         std::ranges::any_of(mechanism.settings, [](const Setting& setting) {
+           return setting.kind == Kind::mechanism || setting.name == "parts";
+         });
+}
+
 std::string met_keys(const Mechanism& mechanism) {
+  if (is_wrapper(mechanism)) return "those that what it wraps meets";
   std::string text = mechanism.full ? "all it may see" : "some of those it may see";
   if (mechanism.by_content) text += ", by content";
   if (mechanism.zero_weights) text += "; a weight may be 0";
@@ -50,12 +63,9 @@ std::string_view carried(Carry carry) {
     case Carry::none: return "nothing";
     case Carry::per_example: return "something of each example";
     case Carry::per_model: return "something of the model";
+    case Carry::both: return "something of each example and of the model";
   }
   TORCH_INTERNAL_ASSERT(false);
-}
-
-bool is_layer(const Mechanism& mechanism) {
-  return mechanism.seam() == "attention" || mechanism.seam() == "mixer";
 }
 
 void add_facts(std::ostream& page, const Mechanism& mechanism) {

@@ -167,7 +167,7 @@ struct Extra {
 };
 
 std::vector<Extra> extras(const Subject& subject, int64_t count) {
-  const auto& can = subject.mechanism().can;
+  const auto& can = subject.can();
   const auto options = subject.tensor_options();
   const auto device = options.device();
   const auto whole = torch::arange(count, torch::kLong);
@@ -287,7 +287,7 @@ void check_dropout(Breaches& breaches, const Mechanism& mechanism,
 
 Verdict equals_its_definition(const Mechanism& mechanism, torch::Device device) {
   Breaches breaches;
-  const auto& can = mechanism.can;
+  const Abilities can = Subject(mechanism, {.device = device}).can();
   for (const int64_t width : kHeadWidths) {
     for (const bool grouped : {true, false}) {
       if (!grouped && (!can.grouped || width != kHeadWidths[0])) continue;

@@ -49,7 +49,8 @@ class Subject {
   // Gives a context of `keys` tokens; an Attention has its keys from inputs().
   void add_context(Pass& pass, int64_t examples, int64_t keys) const;
 
-  // What the mechanism carries after one batch, which is always the same.
+  // What the mechanism carries after some batches, which are always the same. What is of
+  // the model is as training left it.
   Record carried(const Pass& pass, int64_t examples) const;
 
   // A mechanism with a second stream or a carry is given one, unless `pass` has it.
@@ -68,6 +69,8 @@ class Subject {
   torch::Tensor ranks(int64_t tokens) const;
 
   const Mechanism& mechanism() const { return mechanism_; }
+  // With its settings.
+  const Abilities& can() const;
   const Sizes& sizes() const { return sizes_; }
   const Settings& settings() const { return settings_; }
   torch::nn::Module& module() const;

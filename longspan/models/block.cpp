@@ -51,7 +51,7 @@ Block::Block(std::shared_ptr<Mixer> mixer, const Sizes& sizes,
 }
 
 void Block::change(Activation activation, double dropout, double attention_dropout) {
-  require(attention_dropout == 0 || mechanism().can.dropout, mechanism().name,
+  require(attention_dropout == 0 || mixer_->can().dropout, mechanism().name,
           ": drops no attention weights, so attention_dropout must be 0, got ",
           attention_dropout);
   options_.activation = activation;

@@ -25,6 +25,7 @@ class Classifier : public torch::nn::Module {
                         Pass& pass);
 
   Carry carry() const { return encoder_->carry(); }
+  bool samples() const { return encoder_->samples(); }
 
  private:
   // [B, E], of the tokens that count.

@@ -107,7 +107,7 @@ class Generation {
     Pass pass;
     pass.state = &state_;
     Record kept = options_.carry ? *options_.carry : Record();
-    if (model_.carry() == Carry::per_model) pass.carry = &kept;
+    if (is_of_model(model_.carry())) pass.carry = &kept;
     const Tensor x = model_.forward(ids, torch::ones_like(ids, torch::kBool), pass);
     read_ = until;
     return x.select(1, -1);
@@ -268,7 +268,7 @@ std::vector<std::vector<std::vector<Guess>>> fill_masks(
                            .to(device_of(model));
     Pass pass;
     Record kept = carry ? *carry : Record();
-    if (model.carry() == Carry::per_model) pass.carry = &kept;
+    if (is_of_model(model.carry())) pass.carry = &kept;
     const Tensor x = model.forward(ids, torch::ones_like(ids, torch::kBool), pass);
     const Tensor rows = (ids.select(0, 0) == mask).nonzero().squeeze(1);
     // Neither padding nor the mask itself.

@@ -34,6 +34,7 @@ class LanguageModel : public torch::nn::Module {
   torch::Tensor log_probabilities(const torch::Tensor& x) const;
 
   Carry carry() const { return transformer_->carry(); }
+  bool samples() const { return transformer_->samples(); }
   int64_t ids() const { return ids_; }
   Sees sees() const { return sees_; }
   // How many tokens it was made for at once.

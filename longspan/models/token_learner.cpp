@@ -262,6 +262,14 @@ constinit const Mechanism catalogue::token_learner{
     .time = {"N*E*hidden", 1},
     .memory = {"N*E", 1},
     .can = {.padding = true, .grouped = true},
+    .can_with =
+        [](const Settings& settings, const Sizes& sizes) {
+          const Chosen inside = settings.mechanism("attention");
+          Abilities can = catalogue::token_learner.can;
+          can.samples =
+              abilities(find_mechanism(inside.name), sizes, inside.settings).samples;
+          return can;
+        },
     .projections = Projections::none,
     .keeps = {.residual = false, .norm = false, .feed_forward = false},
     .full = true,

@@ -54,9 +54,13 @@ TokenWeights token_weights(Classifier& model, const TransformerOptions& options,
     });
     Pass pass;
     Record kept = carry;
-    if (model.carry() == Carry::per_model) pass.carry = &kept;
-    const Tensor one = ids.unsqueeze(0);
-    logits = model.forward(one, torch::ones_like(one, torch::kBool), pass);
+    if (is_of_model(model.carry())) pass.carry = &kept;
+    std::vector<Tensor> ids, real;
+    for (const Tensor& text : texts) {
+      ids.push_back(torch::constant_pad_nd(text, {0, tokens - text.size(0)}));
+      real.push_back(torch::arange(tokens, text.device()) < text.size(0));
+    }
+    logits = model.forward(torch::stack(ids), torch::stack(real), pass);
   }
   const int64_t count = ids.size(0),
                 front = std::max(options.global_tokens, int64_t{reads_front});

@@ -335,7 +335,7 @@ Transformer::Transformer(const TransformerOptions& options, const Inputs& inputs
     sizes.layer = layer;
     layers_.push_back(make_layer(row, settings, sizes));
   }
-  if (options.recurrent_memory) carry_ = Carry::per_example;
+  if (options.recurrent_memory) carry_ = carry_ | Carry::per_example;
   if (!shared_->empty()) register_module("shared", shared_);
   if (options.norm != "post")
     norm_ = register_module("norm",
@@ -356,13 +356,14 @@ void Transformer::check_reversible(const Mechanism& row) const {
           " has a residual of its own, which cannot be run backwards");
 }
 
-void Transformer::check_positions(const Mechanism& row) const {
+void Transformer::check_positions(const Mechanism& row, const Abilities& can) const {
   const std::string& kind = options_.positions;
-  const char* const others = can_turn(row) ? "sinusoidal, learned, rotary or none"
-                                           : "sinusoidal, learned or none";
-  require(kind != "rotary" || can_turn(row), "model.positions: ", row.name,
+  const bool turns = can_turn(row, can);
+  const char* const others =
+      turns ? "sinusoidal, learned, rotary or none" : "sinusoidal, learned or none";
+  require(kind != "rotary" || turns, "model.positions: ", row.name,
           " has no queries and keys that rotary could turn; use ", others);
-  require(!position_bias_ || row.can.bias, "model.positions: ", row.name,
+  require(!position_bias_ || can.bias, "model.positions: ", row.name,
           " takes no bias of scores, which ", kind, " is; use ", others);
 }
 
@@ -392,15 +393,13 @@ void Transformer::check_memory(const Mechanism& row) const {
           " keeps something from batch to batch itself");
 }
 
-void Transformer::note_carry(const Mechanism& row) {
-  require(
-      carry_ == Carry::none || row.can.carry == Carry::none || carry_ == row.can.carry,
-      "model.by_layer: ", row.name,
-      " and another layer keep things of different kinds from batch to batch");
-  if (row.can.carry != Carry::none) carry_ = row.can.carry;
-  require(carry_ == Carry::none || !options_.recompute, "model.recompute: ", row.name,
-          " keeps something from batch to batch, which layers that are computed again ",
-          "do not");
+void Transformer::note(const Mechanism& row, const Abilities& can) {
+  require(can.carry == Carry::none || !options_.recompute,
+          "model.recompute: ", row.name,
+          " keeps something from batch to batch, which layers that are ",
+          "computed again do not");
+  carry_ = carry_ | can.carry;
+  samples_ = samples_ || can.samples;
 }
 
 Transformer::Layer Transformer::make_layer(const Mechanism& row,
@@ -416,18 +415,17 @@ Transformer::Layer Transformer::make_layer(const Mechanism& row,
                                       .rank = options_.rank};
   const std::string name = "layer" + std::to_string(sizes.layer);
   if (options_.reversible) check_reversible(row);
-  require(inputs_.causal || row.can.causal != Causal::always,
-          "model.attention: ", row.name,
+  const Abilities can = abilities(row, sizes, settings);
+  require(inputs_.causal || can.causal != Causal::always, "model.attention: ", row.name,
           " has only a causal form, but this model sees all tokens");
-  require(!inputs_.causal || row.can.causal != Causal::never,
-          "model.attention: ", row.name,
+  require(!inputs_.causal || can.causal != Causal::never, "model.attention: ", row.name,
           " has no causal form, but this model sees only tokens before");
   require(!inputs_.causal || row.order.empty(), "model.attention: ", row.name,
           " is causal in the order of ", row.order,
           ", not in that of the tokens, which a model that foretells them needs");
-  check_positions(row);
+  check_positions(row, can);
   check_memory(row);
-  note_carry(row);
+  note(row, can);
   if (row.seam() != "stack") {
     require(row.seam() != "feed_forward", "model.attention: ", row.name,
             " is a feed_forward, but a layer needs an attention, a mixer or a stack");

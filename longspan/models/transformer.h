@@ -84,6 +84,8 @@ class Transformer : public torch::nn::Module {
   // What its layers keep from batch to batch.
   Carry carry() const { return carry_; }
 
+  // Whether a layer draws the keys it meets.
+  bool samples() const { return samples_; }
  private:
   // A layer is one of the two.
   struct Layer {
@@ -92,14 +94,14 @@ class Transformer : public torch::nn::Module {
   };
 
   void check_reversible(const Mechanism& row) const;
-  void check_positions(const Mechanism& row) const;
+  void check_positions(const Mechanism& row, const Abilities& can) const;
   // Before a layer: how it is told of positions.
   void tell_positions(Pass& pass, int64_t layer, const torch::Tensor& x);
   Layer make_layer(const Mechanism& row, const Value::Map& settings,
                    const Sizes& sizes);
   void check_memory() const;
   void check_memory(const Mechanism& row) const;
-  void note_carry(const Mechanism& row);
+  void note(const Mechanism& row, const Abilities& can);
   std::vector<torch::Tensor> shared_parameters() const;
   torch::Tensor embedded(const torch::Tensor& ids, const torch::Tensor& kinds,
                          Pass& pass);
@@ -121,6 +123,7 @@ class Transformer : public torch::nn::Module {
   Sizes sizes_;
   Carry carry_ = Carry::none;
   int64_t longest_ = 0;  // of what layers are given
+  bool samples_ = false;
   int64_t front_ = 0;    // learned tokens in front
   int64_t segment_ = 0;  // 0: the memory does not recur
   std::shared_ptr<Vocabulary> vocabulary_;

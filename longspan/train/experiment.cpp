@@ -258,7 +258,7 @@ std::vector<Prediction> TrainedModel::predict(const std::vector<std::string>& te
     const Batch batch = examples.batch(numbers, {.meant_for = device}).to(device);
     Pass pass;
     Record kept = carry;
-    if (model.classifier->carry() == Carry::per_model) pass.carry = &kept;
+    if (is_of_model(model.classifier->carry())) pass.carry = &kept;
     const Tensor logits = model.classifier->forward(batch.ids, batch.tokens, pass);
     const Tensor shares =
         torch::softmax(logits, 1).to(torch::kDouble).cpu().contiguous();

@@ -1,5 +1,6 @@
 #include "longspan/train/objective.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "longspan/base/error.h"
@@ -11,14 +12,6 @@ namespace {
 
 using torch::Tensor;
 
-// The pass number `number` of several that are averaged.
-Pass sampling_pass(int64_t number) {
-  Pass pass;
-  pass.sampling = true;
-  pass.draw = Draw(0, static_cast<uint64_t>(number));
-  return pass;
-}
-
 // Of log-probabilities [n, classes] and answers [n].
 BatchSums sums_of(const Tensor& log_probabilities, const Tensor& answers) {
   const Tensor right = log_probabilities.gather(1, answers.unsqueeze(1));
@@ -26,16 +19,38 @@ BatchSums sums_of(const Tensor& log_probabilities, const Tensor& answers) {
           .right = (log_probabilities.argmax(1) == answers).sum()};
 }
 
-// The logarithm of the mean of what `log_probabilities_of` a pass says.
+// The logarithm of the mean of what `log_probabilities_of` a pass says, over passes
+// like `like` that draw by their number.
 template <class Work>
-Tensor log_of_mean(int64_t passes, Work log_probabilities_of) {
+Tensor log_of_mean(const Pass& like, int64_t passes, Work log_probabilities_of) {
   Tensor sum;
+  Draw draw = like.draw;
+  const Key key = draw.key();
   for (int64_t i = 0; i < passes; ++i) {
-    Pass pass = sampling_pass(i);
+    Pass pass = like;
+    pass.sampling = true;
+    pass.draw = Draw(key.bits, static_cast<uint64_t>(i));
     const Tensor one = log_probabilities_of(pass);
     sum = sum.defined() ? torch::logaddexp(sum, one) : one;
   }
   return sum - std::log(static_cast<double>(passes));
+}
+
+// What layers refuse is told before anything is written: two tokens, or a document of
+// one token each.
+void try_out(LanguageModel& model, bool apart) {
+  const torch::NoGradGuard without_gradients;
+  const Tensor ids =
+      torch::arange(std::min<int64_t>(2, model.longest()),
+                    model.parameters().front().options().dtype(torch::kLong))
+          .unsqueeze(0);
+  Pass pass;
+  if (apart) pass.mask.segment = ids;
+  try {
+    model.forward(ids, torch::ones_like(ids, torch::kBool), pass);
+  } catch (const Error& error) {
+    fail(apart ? "task.documents: apart: " : "model.attention: ", error.what());
+  }
 }
 
 }  // namespace
@@ -45,8 +60,9 @@ BatchSums Classification::evaluate(const Batch& batch, Pass& pass) {
   return sums_of(torch::log_softmax(logits, 1), batch.labels);
 }
 
-BatchSums Classification::evaluate_mean(const Batch& batch, int64_t passes) {
-  return sums_of(log_of_mean(passes,
+BatchSums Classification::evaluate_mean(const Batch& batch, const Pass& like,
+                                        int64_t passes) {
+  return sums_of(log_of_mean(like, passes,
                              [&](Pass& pass) {
                                return torch::log_softmax(
                                    model_.forward(batch.ids, batch.tokens, pass), 1);
@@ -56,10 +72,12 @@ BatchSums Classification::evaluate_mean(const Batch& batch, int64_t passes) {
 
 LanguageModelling::LanguageModelling(const Task& task, LanguageModel& model)
     : task_(task), model_(model) {
-  if (model.carry() != Carry::per_example) return;
+  bool apart = false;
   for (const auto& [split, dataset] : task.texts) {
     const auto* const text = dynamic_cast<const TextDataset*>(dataset.get());
     if (!text) continue;
+    apart = apart || text->apart();
+    if (!is_of_examples(model.carry())) continue;
     argument([&] {
       require(!text->overlaps(),
               "task.context must be 0: the model carries what it needs of a window on ",
@@ -69,6 +87,7 @@ LanguageModelling::LanguageModelling(const Task& task, LanguageModel& model)
               "on to the next, where documents are not told apart");
     });
   }
+  argument([&] { try_out(model, apart); });
 }
 
 BatchSums LanguageModelling::evaluate(const Batch& batch, Pass& pass) {
@@ -91,10 +110,11 @@ BatchSums LanguageModelling::evaluate(const Batch& batch, Pass& pass) {
   return {.loss = total(judged.loss), .right = judged.right.sum()};
 }
 
-BatchSums LanguageModelling::evaluate_mean(const Batch& batch, int64_t passes) {
+BatchSums LanguageModelling::evaluate_mean(const Batch& batch, const Pass& like,
+                                           int64_t passes) {
   const Tensor asked = (batch.targets >= 0).flatten().nonzero().squeeze(1);
   const Tensor answers = batch.targets.flatten().index_select(0, asked);
-  return sums_of(log_of_mean(passes,
+  return sums_of(log_of_mean(like, passes,
                              [&](Pass& pass) {
                                pass.mask.segment = batch.segments;
                                const Tensor x = model_.forward(batch.ids, batch.tokens,
@@ -109,11 +129,13 @@ Measures LanguageModelling::measures(const Dataset& examples,
                                      const Score& score) const {
   Measures measures = {{"perplexity", std::exp(score.loss)}};
   const auto* const text = dynamic_cast<const TextDataset*>(&examples);
-  if (!text || task_.goal != Goal::next_token) return measures;
+  if (!text) return measures;
+  if (text->unknown_share() > 0)
+    measures.emplace_back("unknown_share", text->unknown_share());
   const double nats = score.loss * static_cast<double>(score.answers);
-  if (text->words() > 0)
-    measures.emplace_back("word_perplexity",
-                          std::exp(nats / static_cast<double>(text->words())));
+  const double of_words = std::exp(nats / static_cast<double>(text->words()));
+  if (text->words() > 0 && std::isfinite(of_words))
+    measures.emplace_back("word_perplexity", of_words);
   if (text->bytes() > 0)
     measures.emplace_back("bits_per_byte",
                           nats / (std::log(2.0) * static_cast<double>(text->bytes())));

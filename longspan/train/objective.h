@@ -37,13 +37,16 @@ class Objective {
   virtual const Dataset& examples(std::string_view split) const = 0;
   virtual BatchSums evaluate(const Batch& batch, Pass& pass) = 0;
 
-  // The same by the mean of the probabilities of several passes, which differ in what
-  // mechanisms draw.
-  virtual BatchSums evaluate_mean(const Batch& batch, int64_t passes) = 0;
+  // The same by the mean of the probabilities of several passes like `pass`, which
+  // differ in what mechanisms draw.
+  virtual BatchSums evaluate_mean(const Batch& batch, const Pass& pass,
+                                  int64_t passes) = 0;
 
   // What the model keeps from batch to batch. Where it is of examples, these come in
   // streams.
   virtual Carry carry() const { return Carry::none; }
+  // Whether passes differ in what mechanisms draw where pass.sampling is set.
+  virtual bool samples() const { return false; }
   // What is best where the options do not say: the least loss, or the most accuracy.
   virtual bool judges_by_loss() const { return false; }
   virtual Measures measures(const Dataset& examples, const Score& score) const {
@@ -62,8 +65,10 @@ class Classification final : public Objective {
     return task_.split(split);
   }
   BatchSums evaluate(const Batch& batch, Pass& pass) override;
-  BatchSums evaluate_mean(const Batch& batch, int64_t passes) override;
+  BatchSums evaluate_mean(const Batch& batch, const Pass& pass,
+                          int64_t passes) override;
   Carry carry() const override { return model_.carry(); }
+  bool samples() const override { return model_.samples(); }
 
  private:
   const Task& task_;
@@ -81,8 +86,10 @@ class LanguageModelling final : public Objective {
     return task_.split(split);
   }
   BatchSums evaluate(const Batch& batch, Pass& pass) override;
-  BatchSums evaluate_mean(const Batch& batch, int64_t passes) override;
+  BatchSums evaluate_mean(const Batch& batch, const Pass& pass,
+                          int64_t passes) override;
   Carry carry() const override { return model_.carry(); }
+  bool samples() const override { return model_.samples(); }
   bool judges_by_loss() const override { return true; }
   // Perplexity; per word and bits per byte where the text is known by them.
   Measures measures(const Dataset& examples, const Score& score) const override;

@@ -71,10 +71,13 @@ Schedule::Schedule(double rate, const Value& factors, int64_t total) : rate_(rat
     }
     const bool ends = factor.shape == Shape::cosine || factor.shape == Shape::linear;
     if (ends && factor.steps == 0) {
+      require(total > 0, "train.schedule: ", name,
+              " needs steps, because the training has no number of steps");
       require(static_cast<double>(total) > factor.start, "train.schedule: ", name,
-              " needs steps, because the training has no number of steps beyond its ",
-              "start, ", factor.start);
+              " begins at step ", factor.start, ", but the training has only ", total,
+              " steps; raise train.steps or give ", name, " another start");
       factor.steps = static_cast<double>(total) - factor.start;
+      ends_with_training_ = true;
     }
     const bool counts = factor.shape == Shape::warmup || factor.shape == Shape::halving;
     require(!counts || factor.steps > 0, "train.schedule: ", name, " needs steps");

@@ -25,6 +25,9 @@ class Schedule {
   // `total` is the number of steps of the training, 0 if not known.
   Schedule(double rate, const Value& factors, int64_t total);
 
+  // Whether rates depend on the number of steps of the training.
+  bool ends_with_training() const { return ends_with_training_; }
+
   // The learning rate of step `step`, counted from 0.
   double at(int64_t step) const;
 
@@ -40,6 +43,7 @@ class Schedule {
 
   double rate_;
   std::vector<Factor> factors_;
+  bool ends_with_training_ = false;
 };
 
 }  // namespace longspan

@@ -47,7 +47,7 @@ Latency latency(const TaskModel& model, const Task& task, torch::Device device,
   found.timing = timed(options.passes, device, [&] {
     Pass pass;
     Record kept;
-    if (options.carry && objective->carry() == Carry::per_model) {
+    if (options.carry && is_of_model(objective->carry())) {
       kept = *options.carry;
       pass.carry = &kept;
     }

@@ -23,6 +23,7 @@
 #include "longspan/data/order.h"
 #include "longspan/data/prefetch.h"
 #include "longspan/train/average.h"
+#include "longspan/train/carries.h"
 #include "longspan/train/checkpoint.h"
 #include "longspan/train/journal.h"
 #include "longspan/train/run_folder.h"
@@ -63,37 +64,6 @@ Batch padded_batch(const Dataset& examples, std::span<const int64_t> numbers,
   return examples.batch(numbers, to);
 }
 
-// The mean of records that have the same tensors, by weights that add up to 1.
-Record mean_record(const std::vector<Record>& records,
-                   const std::vector<double>& weights) {
-  std::map<std::string, Tensor> mean;
-  for (size_t i = 0; i < records.size(); ++i)
-    for (const auto& [name, tensor] : records[i].saved()) {
-      Tensor& sum = mean[name];
-      if (!tensor.is_floating_point())
-        sum = tensor;  // counts, which are the same in all
-      else
-        sum = sum.defined() ? sum + tensor * weights[i] : tensor * weights[i];
-    }
-  return Record::restored(mean);
-}
-
-constexpr std::string_view kCarry = "carry.";
-
-NamedTensors carry_tensors(const Record& record, const std::string& prefix) {
-  NamedTensors tensors;
-  for (const auto& [name, tensor] : record.saved()) tensors[prefix + name] = tensor;
-  return tensors;
-}
-
-Record carry_from(const NamedTensors& tensors, const std::string& prefix,
-                  torch::Device device) {
-  std::map<std::string, Tensor> saved;
-  for (const auto& [name, tensor] : tensors)
-    if (name.starts_with(prefix)) saved[name.substr(prefix.size())] = tensor.to(device);
-  return saved.empty() ? Record() : Record::restored(saved);
-}
-
 std::string spaced(std::string name) {
   std::ranges::replace(name, '_', ' ');
   return name;
@@ -116,6 +86,7 @@ class Training {
                  : options.average == "last" ? Averaging::last
                                              : Averaging::none,
                  options.average_decay, options.average_last),
+        carries_(objective.carry()),
         peak_(device_) {
     state_.data = objective.examples("train").fingerprint();
     resume();
@@ -135,7 +106,7 @@ class Training {
     last_log_ = {.seconds = seconds(), .tokens = state_.tokens};
     const std::vector<int64_t> all = lengths();
     longest_ = *std::ranges::max_element(all);
-    const bool in_streams = objective_.carry() == Carry::per_example;
+    const bool in_streams = is_of_examples(objective_.carry());
     Order order(all, {.seed = static_cast<uint64_t>(options_.seed),
                       .batch = options_.batch,
                       .bucket = options_.bucket,
@@ -199,6 +170,16 @@ class Training {
     return first + (options_.batch - first) * step / options_.ramp_steps;
   }
 
+  // Of each pass of a step.
+  std::vector<int64_t> examples_of_passes() const {
+    const int64_t each =
+        options_.micro_batch > 0 ? options_.micro_batch : options_.batch;
+    std::vector<int64_t> counts;
+    for (int64_t left = options_.batch; left > 0; left -= each)
+      counts.push_back(std::min(each, left));
+    return counts;
+  }
+
   std::vector<Batch> micro_batches(const std::vector<int64_t>& numbers,
                                    int64_t step) const {
     const auto each = static_cast<size_t>(
@@ -241,15 +222,6 @@ class Training {
     return {};
   }
 
-  // What the passes of a step are given of what was carried so far: all the same, or
-  // each that of its own examples.
-  std::vector<Record> carries_of(const Work& work) const {
-    const size_t count = work.batches.size();
-    if (objective_.carry() == Carry::per_model)
-      return std::vector<Record>(count, carry_.empty() ? Record() : carry_[0]);
-    return carry_.size() == count && !work.begins ? carry_ : std::vector<Record>(count);
-  }
-
   // Whether mechanisms that draw the keys they meet do so in the next step.
   bool samples() const {
     if (options_.full_share == 0) return true;
@@ -270,7 +242,7 @@ class Training {
       examples += batch.examples();
       answers += batch.answers;
     }
-    std::vector<Record> carries = carries_of(work);
+    std::vector<Record> carries = carries_.given(micro.size(), work.begins);
     std::vector<double> shares;
     Tensor loss_sum, right_sum;
     int64_t flops = 0;
@@ -316,9 +288,7 @@ class Training {
         options_.clip > 0 && norm > options_.clip ? options_.clip / norm : 1;
     optimizer_.step(rate, scale);
     average_.after_step(optimizer_.weights());
-    if (objective_.carry() == Carry::per_model)
-      carries = {mean_record(carries, shares)};
-    carry_ = std::move(carries);
+    carries_.take(carries, shares);
     ++state_.step;
     state_.examples += examples;
     state_.tokens += tokens;
@@ -418,7 +388,7 @@ class Training {
     std::optional<Score> valid;
     {
       const Averaged averaged(*this);
-      valid = score_of("valid", model_carry());
+      valid = score_of("valid", carries_.of_model());
     }
     if (!valid) {
       average_ = average_before;
@@ -465,12 +435,6 @@ class Training {
                   .stop = [] { return StopSignals::noted() != 0; },
                   .pad_to = options_.pad_to,
                   .carry = carry});
-  }
-
-  // Of the model, or nothing.
-  const Record* model_carry() const {
-    return objective_.carry() == Carry::per_model && !carry_.empty() ? carry_.data()
-                                                                     : nullptr;
   }
 
   int64_t evaluation_batch() const {
@@ -527,22 +491,14 @@ class Training {
       const Averaged averaged(*this);
       checkpoint.model = model_tensors();
     }
-    if (const Record* carry = model_carry())
-      checkpoint.model.merge(carry_tensors(*carry, std::string(kCarry)));
-    else
-      for (size_t i = 0; i < carry_.size(); ++i)
-        checkpoint.optimizer.merge(carry_tensors(carry_[i], stream_prefix(i)));
+    checkpoint.model.merge(carries_.saved_with_model());
+    checkpoint.optimizer.merge(carries_.saved_with_optimizer());
     checkpoint.state = text_of(state_);
     checkpoints_.write(state_.step, checkpoint);
     saved_ = state_.step;
     link_best();
     checkpoints_.prune(state_.step, options_.keep, best_steps());
     journal_->flush();
-  }
-
-  // Of what the examples of one pass of a step carry.
-  static std::string stream_prefix(size_t pass) {
-    return std::string(kCarry) + std::to_string(pass) + ".";
   }
 
   std::vector<int64_t> best_steps() const {
@@ -595,15 +551,8 @@ class Training {
     NamedTensors weights = checkpoint.model;
     for (const auto& [name, tensor] : checkpoint.optimizer)
       if (name.starts_with("weights.")) weights[name.substr(8)] = tensor;
-    const Record of_model = load_weights(objective_.model(), weights, path);
-    if (objective_.carry() == Carry::per_model) carry_ = {of_model};
-    if (objective_.carry() == Carry::per_example)
-      for (size_t i = 0;; ++i) {
-        const Record of_pass =
-            carry_from(checkpoint.optimizer, stream_prefix(i), device_);
-        if (of_pass.all().empty()) break;
-        carry_.push_back(of_pass);
-      }
+    load_weights(objective_.model(), weights, path);
+    carries_.load(checkpoint.model, checkpoint.optimizer, device_);
     for (const auto& [name, weight] : optimizer_.weights())
       weight.detach().copy_(weights.at(name));
     optimizer_.round_weights();
@@ -616,7 +565,15 @@ class Training {
     };
     std::error_code error;
     const std::string own = checkpoints_.path(state_.step);
-    if (!std::filesystem::equivalent(path, own, error)) return seek_anew();
+    if (!std::filesystem::equivalent(path, own, error)) {
+      if (!carries_.fits(examples_of_passes())) {
+        carries_.forget_examples();
+        remarks_.emplace_back(
+            "what its examples carried is left, for batches are cut "
+            "into other passes here");
+      }
+      return seek_anew();
+    }
     saved_ = state_.step;
     if (!state_.best) return;
     const std::string best = checkpoints_.path(state_.best->step);
@@ -669,8 +626,6 @@ class Training {
 
   Objective& objective_;
   std::vector<Tensor> buffers_;  // before the step under way
-  // Of the model, or of the examples of each pass of a step.
-  std::vector<Record> carry_;
   TrainOptions options_;
   RunOptions run_;
   torch::Device device_;
@@ -697,10 +652,8 @@ std::optional<Score> score(Objective& objective, const Dataset& examples,
                            const ScoreOptions& options) {
   const torch::NoGradGuard without_gradients;
   objective.model().eval();
-  const bool in_streams = objective.carry() == Carry::per_example;
-  require(objective.carry() == Carry::none || options.samples == 0,
-          "a model that carries something from batch to batch is not averaged over "
-          "samples");
+  const bool in_streams = is_of_examples(objective.carry());
+  check_samples(objective, options.samples);
   std::vector<int64_t> order(static_cast<size_t>(examples.size()));
   std::iota(order.begin(), order.end(), int64_t{0});
   auto each = static_cast<size_t>(options.batch);
@@ -710,6 +663,7 @@ std::optional<Score> score(Objective& objective, const Dataset& examples,
     const size_t length = (order.size() + each - 1) / std::max<size_t>(1, each);
     const auto count = static_cast<int64_t>(order.size());
     order.clear();
+  Carries carries_;
     for (size_t at = 0; at < length; ++at)
       for (size_t stream = 0; stream < each; ++stream) {
         const auto number = static_cast<int64_t>(stream * length + at);
@@ -723,6 +677,16 @@ std::optional<Score> score(Objective& objective, const Dataset& examples,
       torch::zeros(2, torch::TensorOptions(options.device).dtype(torch::kDouble));
   const std::span<const int64_t> all(order);
   const int64_t longest = longest_of(examples, all);
+void check_samples(const Objective& objective, int64_t samples) {
+  if (samples == 0) return;
+  require(objective.samples(),
+          "no mechanism of the model draws the keys it meets, so that all samples are "
+          "alike; it needs one such as ssa");
+  require(!is_of_examples(objective.carry()),
+          "a model that carries something of its examples from batch to batch is not ",
+          "averaged over samples");
+}
+
   Record carry = options.carry ? *options.carry : Record();
   int64_t answers = 0;
   for (size_t first = 0; first < all.size(); first += each) {
@@ -733,11 +697,11 @@ std::optional<Score> score(Objective& objective, const Dataset& examples,
     answers += made.answers;
     BatchSums part;
     if (options.samples > 0) {
-      part = objective.evaluate_mean(made.to(options.device), options.samples);
+      // Other samples for other batches, in whatever order they come.
+      pass.draw = Draw(static_cast<uint64_t>(all[first]));
+      part = objective.evaluate_mean(batch, pass, options.samples);
     } else {
-      Pass pass;
-      if (objective.carry() != Carry::none) pass.carry = &carry;
-      part = objective.evaluate(made.to(options.device), pass);
+      part = objective.evaluate(batch, pass);
     }
     sums += torch::stack({part.loss.to(torch::kDouble), part.right.to(torch::kDouble)});
   }
@@ -759,8 +723,11 @@ void check_training(Objective& objective, const TrainOptions& options) {
             options.batch);
     require(options.first_batch == 0 || options.ramp_steps > 0,
             "train.first_batch needs train.ramp_steps");
-    require(options.ramp_steps == 0 || objective.carry() != Carry::per_example,
+    require(options.ramp_steps == 0 || !is_of_examples(objective.carry()),
             "train.ramp_steps: the model carries something of each example from batch ",
+    Pass pass;
+    if (objective.carry() != Carry::none) pass.carry = &carry;
+    const Batch batch = made.to(options.device);
             "to batch, so batches must be of one size");
     require(
         options.full_share == 0 || total_steps(objective, options) > 0,
@@ -792,14 +759,19 @@ Record load_weights(torch::nn::Module& model, const NamedTensors& weights,
             shape(into), ", got ", shape(found->second));
     into.detach().copy_(found->second);
     device = into.device();
+    const int64_t examples = objective.examples("train").size();
+    require(options.batch <= examples || !is_of_examples(objective.carry()),
+            "train.batch, ", options.batch, ", must be at most the ", examples,
+            " examples: the model carries something of each from batch to batch, so ",
+            "they come in as many streams");
     ++known;
   };
   for (const auto& entry : model.named_parameters()) take(entry.key(), entry.value());
   for (const auto& entry : model.named_buffers()) take(entry.key(), entry.value());
-  for (const auto& [name, tensor] : weights) known += name.starts_with(kCarry) ? 1 : 0;
+  for (const auto& [name, tensor] : weights) known += is_carried(name) ? 1 : 0;
   require(known == weights.size(), source, ": has ", weights.size(),
           " tensors, but this model has ", known);
-  return carry_from(weights, std::string(kCarry), device);
+  return carry_of_model(weights, device);
 }
 
 }  // namespace longspan

@@ -24,6 +24,9 @@ struct ScoreOptions {
   const Record* carry = nullptr;
 };
 
+// Refuses to average passes that sample, of a model that does not; 0: asks for none.
+void check_samples(const Objective& objective, int64_t samples);
+
 // The mean loss and accuracy over all answers, in evaluation mode; nothing if `stop`
 // said so in between.
 std::optional<Score> score(Objective& objective, const Dataset& examples,

@@ -12,7 +12,9 @@
 namespace longspan::testing {
 namespace {
 
-constexpr int64_t kHeads = 2, kWidth = 6, kEmbedding = 12, kCache = 6, kSlots = 5;
+constexpr char kKept[] = "cache#mean", kTokens[] = "tokens#rows";
+constexpr int64_t kHeads = 2, kWidth = 6, kEmbedding = 12, kCache = 6, kSlots = 5,
+                  kNarrow = kCache / kHeads;
 
 std::shared_ptr<Mixer> grc(const std::string& settings, int64_t seed = 1,
                            torch::Dtype type = torch::kDouble) {
@@ -27,6 +29,10 @@ std::shared_ptr<Mixer> grc(const std::string& settings, int64_t seed = 1,
   convert(*mixer, torch::kCPU, type);
   return mixer;
 }
+
+constexpr char kReleased[] =
+    "{slots: 5, lambda: -1, source: output, candidate: norm_gelu, gate_bias: true, "
+    "mixing: outputs, own: true}";
 
 Pass training_pass(bool causal, Record& carry) {
   Pass pass = pass_of(causal);
@@ -63,11 +69,22 @@ struct Equations {
     return torch::stack(rows);
   }
 
-  Tensor updated(const Tensor& xbar, const Tensor& cache) const {
-    const Tensor both = torch::cat({xbar, cache}, 1);
-    const Tensor update = map("update", both).sigmoid(),
-                 reset = map("reset", both).sigmoid();
-    const Tensor candidate = map("candidate", torch::cat({xbar, reset * cache}, 1));
+  // `released`: as the authors published it.
+  Tensor updated(const Tensor& xbar, const Tensor& cache, bool released = false) const {
+    const auto gate = [&](const std::string& name, const Tensor& past) {
+      const Tensor mapped = map(name, torch::cat({xbar, past}, 1));
+      return released ? mapped + of[name + "_bias"] : mapped;
+    };
+    const Tensor update = gate("update", cache).sigmoid(),
+                 reset = gate("reset", cache).sigmoid();
+    Tensor candidate = gate("candidate", reset * cache);
+    if (released) {
+      const Tensor gelu = candidate * (1 + (candidate / std::sqrt(2.0)).erf()) / 2,
+                   centred = gelu - gelu.mean(1, true),
+                   variance = centred.square().mean(1, true);
+      candidate =
+          centred / (variance + 1e-5).sqrt() * of["norm_weight"] + of["norm_bias"];
+    }
     return (1 - update) * cache + update * candidate;
   }
 
@@ -79,23 +96,55 @@ struct Equations {
     return scores.softmax(1).matmul(v);
   }
 
-  Tensor layer(const Tensor& x, const Tensor& cache, bool causal) const {
+  Tensor part(const char* name, const Tensor& y, int64_t head, int64_t width) const {
+    return map(name, y).slice(1, head * width, (head + 1) * width);
+  }
+
+  Tensor self(const Tensor& x, int64_t head, bool causal) const {
+    return attend(part("inner.q", x, head, kWidth), part("inner.k", x, head, kWidth),
+                  part("inner.v", x, head, kWidth), causal);
+  }
+
+  // All heads of attention to a cache, with values of `width`.
+  std::vector<Tensor> memory(const Tensor& x, const Tensor& cache,
+                             int64_t width) const {
     const Tensor xbar = x.slice(1, 0, kCache);
     std::vector<Tensor> heads;
+    for (int64_t head = 0; head < kHeads; ++head)
+      heads.push_back(attend(part("memory_q", xbar, head, kNarrow),
+                             part("memory_k", cache, head, kNarrow),
+                             part("memory_v", cache, head, width), false));
+    return heads;
+  }
+
+  Tensor layer(const Tensor& x, const Tensor& cache, bool causal) const {
+    const auto read = memory(x, cache, kWidth);
+    std::vector<Tensor> heads;
     for (int64_t head = 0; head < kHeads; ++head) {
-      const auto part = [&](const char* name, const Tensor& y, int64_t width) {
-        return map(name, y).slice(1, head * width, (head + 1) * width);
-      };
-      const Tensor self = attend(part("inner.q", x, kWidth), part("inner.k", x, kWidth),
-                                 part("inner.v", x, kWidth), causal);
-      constexpr int64_t kNarrow = kCache / kHeads;
-      const Tensor memory =
-          attend(part("memory_q", xbar, kNarrow), part("memory_k", cache, kNarrow),
-                 part("memory_v", cache, kWidth), false);
       const Tensor share = of["lambda"][head].sigmoid();
-      heads.push_back(share * memory + (1 - share) * self);
+      heads.push_back(share * read[head] + (1 - share) * self(x, head, causal));
     }
     return map("inner.out", torch::cat(heads, 1));
+  }
+
+  // The output of an example as published, and what it makes of the cache.
+  std::pair<Tensor, Tensor> published(const Tensor& x, const Tensor& cache) const {
+    std::vector<Tensor> heads;
+    for (int64_t head = 0; head < kHeads; ++head) heads.push_back(self(x, head, false));
+    const Tensor alone = map("inner.out", torch::cat(heads, 1));
+    const Tensor own = updated(resized(alone), cache, /*released=*/true);
+    const Tensor read = map("memory_out", torch::cat(memory(x, own, kNarrow), 1));
+    std::vector<Tensor> groups;
+    for (int64_t group = 0; group < kHeads; ++group) {
+      constexpr int64_t kWide = kEmbedding / kHeads;
+      const Tensor share = of["lambda"][group].sigmoid();
+      Tensor filled = torch::zeros({x.size(0), kWide}, x.options());
+      filled.slice(1, 0, kNarrow)
+          .copy_(read.slice(1, group * kNarrow, (group + 1) * kNarrow));
+      groups.push_back(share * filled + (1 - share) * alone.slice(1, group * kWide,
+                                                                  (group + 1) * kWide));
+    }
+    return {torch::cat(groups, 1), own};
   }
 };
 
@@ -114,7 +163,7 @@ TEST(Grc, FollowsTheEquations) {
     cache = torch::stack(caches).mean(0);
     for (int64_t b = 0; b < 3; ++b)
       EXPECT_TRUE(close(out[b], equations.layer(x[b], cache, false)));
-    EXPECT_TRUE(close(carry.get("cache"), cache));
+    EXPECT_TRUE(close(carry.get(kKept), cache));
   }
   // In evaluation the cache is read as it is.
   const Tensor x = random_tensors(1, {2, 9, kEmbedding}, torch::kDouble, 9)[0];
@@ -123,26 +172,104 @@ TEST(Grc, FollowsTheEquations) {
   const Tensor out = mixer->forward(x, pass);
   for (int64_t b = 0; b < 2; ++b)
     EXPECT_TRUE(close(out[b], equations.layer(x[b], cache, false)));
-  EXPECT_TRUE(close(carry.get("cache"), cache));
+  EXPECT_TRUE(close(carry.get(kKept), cache));
+}
+
+TEST(Grc, FollowsThePublishedModule) {
+  const auto mixer = grc(kReleased);
+  const Equations equations(*mixer);
+  Record carry;
+  Tensor cache = torch::zeros({kSlots, kCache}, torch::kDouble);
+  const torch::NoGradGuard without_gradients;
+  for (int step = 0; step < 4; ++step) {
+    const Tensor x = random_tensors(1, {3, 7, kEmbedding}, torch::kDouble, step)[0];
+    Pass pass = training_pass(false, carry);
+    pass.training = step < 3;
+    const Tensor out = mixer->forward(x, pass);
+    std::vector<Tensor> own;
+    for (int64_t b = 0; b < 3; ++b) {
+      const auto [y, written] = equations.published(x[b], cache);
+      EXPECT_TRUE(close(out[b], y)) << step;
+      own.push_back(written);
+    }
+    // In evaluation each reads its own, but nothing is kept of it.
+    if (pass.training) cache = torch::stack(own).mean(0);
+    EXPECT_TRUE(close(carry.get(kKept), cache)) << step;
+  }
 }
 
 TEST(Grc, ReadsTheCacheOfTheBatchBeforeWhereItIsCausal) {
+  for (const auto device : devices()) {
+    const auto mixer = grc("{slots: 5}");
+    const Equations equations(*mixer);
+    const auto on_device = grc("{slots: 5}");
+    convert(*on_device, device, torch::kDouble);
+    Record carry;
+    Tensor cache = torch::zeros({kSlots, kCache}, torch::kDouble);
+    std::vector<Tensor> before;
+    for (int step = 0; step < 4; ++step) {
+      const Tensor x = random_tensors(1, {2, 8, kEmbedding}, torch::kDouble, step)[0];
+      Pass pass = training_pass(true, carry);
+      const Tensor out = on_device->forward(x.to(device), pass);
+      std::vector<Tensor> written;
+      for (const Tensor& tokens : before)
+        written.push_back(equations.updated(tokens, cache));
+      if (!written.empty()) cache = torch::stack(written).mean(0);
+      for (int64_t b = 0; b < 2; ++b)
+        EXPECT_TRUE(close(out[b], equations.layer(x[b], cache, true)));
+      before = {Equations::resized(x[0]), Equations::resized(x[1])};
+      EXPECT_TRUE(close(carry.get(kKept), cache));
+      EXPECT_TRUE(close(carry.get(kTokens), torch::stack(before)));
+      EXPECT_FALSE(carry.get(kKept).requires_grad());
+      EXPECT_FALSE(carry.get(kTokens).requires_grad());
+    }
+  }
+}
+
+// Examples without real tokens do not count.
+TEST(Grc, LeavesEmptyExamplesOut) {
   const auto mixer = grc("{slots: 5}");
-  const Equations equations(*mixer);
-  Record carry;
-  Tensor cache = torch::zeros({kSlots, kCache}, torch::kDouble), before;
-  for (int step = 0; step < 4; ++step) {
-    const Tensor x = random_tensors(1, {2, 8, kEmbedding}, torch::kDouble, step)[0];
-    Pass pass = training_pass(true, carry);
-    const Tensor out = mixer->forward(x, pass);
-    if (before.defined()) cache = equations.updated(before, cache);
-    for (int64_t b = 0; b < 2; ++b)
-      EXPECT_TRUE(close(out[b], equations.layer(x[b], cache, true)));
-    before = (Equations::resized(x[0]) + Equations::resized(x[1])) / 2;
-    EXPECT_TRUE(close(carry.get("cache"), cache));
-    EXPECT_TRUE(close(carry.get("tokens"), before));
-    EXPECT_FALSE(carry.get("cache").requires_grad());
-    EXPECT_FALSE(carry.get("tokens").requires_grad());
+  const Tensor x = random_tensors(1, {3, 9, kEmbedding})[0];
+  for (const bool causal : {false, true}) {
+    const auto cache_of = [&](const Tensor& y, const Tensor& real) {
+      Record carry;
+      for (int step = 0; step < 2; ++step) {
+        Pass pass = training_pass(causal, carry);
+        pass.mask.tokens = real;
+        mixer->forward(y, pass);
+      }
+      return carry.get(kKept);
+    };
+    const Tensor all = torch::ones({2, 9}, torch::kBool),
+                 some = torch::cat({all, torch::zeros({1, 9}, torch::kBool)});
+    EXPECT_TRUE(close(cache_of(x, some), cache_of(x.slice(0, 0, 2), all)));
+  }
+}
+
+// An update of less than bfloat16 can add to a number is not lost.
+TEST(Grc, KeepsSmallUpdatesInBfloat16) {
+  const auto mixer = grc("{slots: 5, gate_bias: true}", 1, torch::kBFloat16);
+  const torch::NoGradGuard changing;
+  const auto weights = mixer->named_parameters();
+  weights["update_weight"].zero_();
+  weights["update_bias"].fill_(-7);  // a part of 0.0009
+  weights["candidate_weight"].zero_();
+  weights["candidate_bias"].fill_(2);
+  for (const bool causal : {false, true}) {
+    Record carry;
+    carry.set(kKept, torch::ones({kSlots, kCache}));
+    constexpr int kSteps = 100;
+    for (int step = 0; step < kSteps; ++step) {
+      Pass pass = training_pass(causal, carry);
+      mixer->forward(
+          random_tensors(1, {2, 5, kEmbedding}, torch::kDouble)[0].to(torch::kBFloat16),
+          pass);
+    }
+    const double part = 1 / (1 + std::exp(7.0)), updates = causal ? kSteps - 1 : kSteps;
+    EXPECT_EQ(carry.get(kKept).scalar_type(), torch::kFloat);
+    EXPECT_TRUE(close(carry.get(kKept),
+                      torch::full({kSlots, kCache}, 2 - std::pow(1 - part, updates)),
+                      1e-4));
   }
 }
 
@@ -154,8 +281,7 @@ TEST(Grc, EqualsItsDefinitionInTraining) {
       "{slots: 5, mixing: outputs}",
       "{slots: 5, mixing: outputs, attention: {name: rfa, features: 8}}",
       "{slots: 5, own: true, attention: {name: sliding, window: 2}}",
-      "{slots: 5, source: output, candidate: norm_gelu, gate_bias: true, mixing: "
-      "outputs, own: true}",
+      kReleased,
   };
   for (const char* const settings : all)
     for (const bool causal : {false, true})
@@ -202,7 +328,7 @@ TEST(Grc, PaddingIsNotRemembered) {
     Pass pass = training_pass(false, carry);
     pass.mask.tokens = real;
     mixer->forward(y, pass);
-    return carry.get("cache");
+    return carry.get(kKept);
   };
   const Tensor cache = cache_of(x.slice(1, 0, 6), {});
   const Tensor on_the_right = (torch::arange(9) < 6).unsqueeze(0),
@@ -276,7 +402,7 @@ TEST(Grc, EvaluationChangesNothingAndSavingKeepsTheCache) {
   }
 }
 
-TEST(Grc, HalvesOfABatchCarryItsMean) {
+TEST(Grc, HalvesOfABatchCarryWhatItDoes) {
   const auto mixer = grc("{slots: 5}");
   const Tensor x = random_tensors(1, {4, 9, kEmbedding})[0];
   for (const bool causal : {false, true}) {
@@ -287,9 +413,13 @@ TEST(Grc, HalvesOfABatchCarryItsMean) {
       return carry.all();
     };
     const auto first = carried(0, 2), second = carried(2, 4), all = carried(0, 4);
-    EXPECT_EQ(all.size(), causal ? 2u : 1u);
-    for (const auto& [name, tensor] : all)
-      EXPECT_TRUE(close((first.at(name) + second.at(name)) / 2, tensor)) << name;
+    EXPECT_EQ(all.size(), causal ? 3u : 1u);
+    for (const auto& [name, tensor] : all) {
+      if (name == kKept)
+        EXPECT_TRUE(close((first.at(name) + second.at(name)) / 2, tensor));
+      else
+        EXPECT_TRUE(torch::cat({first.at(name), second.at(name)}).equal(tensor));
+    }
   }
 }
 
@@ -329,8 +459,56 @@ TEST(Grc, WithoutMemoryIsItsAttention) {
     parameter.value().copy_(from["inner." + parameter.key()]);
   const Tensor x = random_tensors(1, {2, 9, kEmbedding})[0];
   Record carry = trained(*mixer, false, 2);
-  Pass one = training_pass(false, carry), other;
-  EXPECT_TRUE(close(mixer->forward(x, one), alone->forward(x, other)));
+  for (const char* const with : {"", "bias", "positions"}) {
+    Pass one = training_pass(false, carry), other;
+    for (Pass* const pass : {&one, &other}) {
+      if (std::string(with) == "bias")
+        pass->bias.slopes = torch::tensor({0.5, 0.125}, torch::kDouble);
+      if (std::string(with) == "positions") {
+        pass->mask.causal = true;
+        pass->positions = torch::arange(9).flip(0);
+      }
+    }
+    EXPECT_TRUE(close(mixer->forward(x, one), alone->forward(x, other))) << with;
+  }
+}
+
+// A memory of each example beside one of the model.
+TEST(Grc, StandsBesideTransformerXl) {
+  const auto mixer =
+      grc("{slots: 5, lambda: -200, mixing: outputs, attention: {name: transformer_xl, "
+          "memory: 6}}");
+  EXPECT_EQ(mixer->can().carry, Carry::both);
+  torch::manual_seed(3);
+  const auto alone =
+      make<Mixer>(catalogue::transformer_xl,
+                  {.embedding = kEmbedding, .heads = kHeads, .head_width = kWidth},
+                  {{"memory", 6}});
+  convert(*alone, torch::kCPU, torch::kDouble);
+  const torch::NoGradGuard copying;
+  const auto from = mixer->named_parameters();
+  for (auto& parameter : alone->named_parameters()) {
+    const bool is_shared = parameter.key().starts_with("shared.");
+    parameter.value().copy_(from[(is_shared ? "" : "inner.") + parameter.key()]);
+  }
+  Record one, other;
+  for (int step = 0; step < 3; ++step) {
+    const Tensor x = random_tensors(1, {2, 4, kEmbedding}, torch::kDouble, step)[0];
+    Pass with = training_pass(true, one), without = training_pass(true, other);
+    EXPECT_TRUE(close(mixer->forward(x, with), alone->forward(x, without))) << step;
+  }
+  EXPECT_TRUE(close(one.part("inner").get("memory"), other.get("memory")));
+  EXPECT_TRUE(one.get(kKept).ne(0).any().item<bool>());
+}
+
+TEST(Grc, CanWhatItsAttentionCan) {
+  const auto can = [](const std::string& settings) { return grc(settings)->can(); };
+  EXPECT_TRUE(can("{}").bias && can("{}").positions && can("{}").rotary);
+  EXPECT_FALSE(can("{}").cross || can("{}").samples);
+  EXPECT_TRUE(can("{attention: ssa}").samples);
+  EXPECT_FALSE(can("{attention: {name: ssa, windows: 1}}").samples);
+  EXPECT_EQ(can("{attention: nystrom}").causal, Causal::never);
+  EXPECT_FALSE(can("{attention: longformer}").positions);
 }
 
 TEST(Grc, TellsTheMemorysShareOfEveryHead) {
@@ -352,10 +530,17 @@ TEST(Grc, TellsTheMemorysShareOfEveryHead) {
 TEST(Grc, RefusesWhatDoesNotFit) {
   EXPECT_EQ(refusal([] { grc("{attention: rfa}"); }),
             "grc: rfa is a mixer, whose heads are not to be had; give mixing: outputs");
-  EXPECT_TRUE(
-      refusal([] {
-        grc("{attention: luna}");
-      }).starts_with("grc: luna cannot stand beside a cache: it fills the seam"));
+  EXPECT_EQ(refusal([] { grc("{attention: luna}"); }),
+            "grc: luna hands on a second stream, so it cannot be wrapped");
+  EXPECT_EQ(refusal([] { grc("{attention: funnel}"); }),
+            "grc: funnel fills the seam stack, but only an attention or a mixer can be "
+            "wrapped");
+  EXPECT_EQ(refusal([] { grc("{attention: star}"); }),
+            "grc: star has a residual or norms of its own, so it cannot be wrapped");
+  EXPECT_EQ(refusal([] { grc("{attention: image_local_2d}"); }),
+            "grc: image_local_2d is causal in the order of " +
+                std::string(catalogue::image_local_2d.order) +
+                ", not in that of the tokens, so it cannot be wrapped");
   EXPECT_EQ(refusal([] { grc("{ratio: 0.01}"); }),
             "grc: ratio must leave 1 to 12 channels of the embedding, got 0.01");
   EXPECT_EQ(
@@ -366,6 +551,13 @@ TEST(Grc, RefusesWhatDoesNotFit) {
       "grc: with own: true, tokens would read from a cache that knows those after "
       "them; "
       "a causal form needs own: false");
+  EXPECT_EQ(refusal([] {
+              Pass pass;
+              pass.mask.segment = torch::zeros({1, 4}, torch::kLong);
+              grc(kReleased)->forward(random_tensors(1, {1, 4, 12})[0], pass);
+            }),
+            "grc: with own: true, tokens would read from a cache that knows other "
+            "segments; segments need own: false");
   Record carry = trained(*grc("{slots: 5}"), false, 1);
   Pass pass = training_pass(false, carry);
   EXPECT_EQ(refusal([&] {

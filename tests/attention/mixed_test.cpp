@@ -44,9 +44,14 @@ TEST(Mixed, RefusesPartsThatDoNotFit) {
   EXPECT_EQ(refusal([] { mixed("{parts: [dense, dense, dense]}"); }),
             "mixed: the 4 heads cannot be divided evenly among 3 parts");
   EXPECT_EQ(refusal([] { mixed("{parts: [star]}"); }),
-            "mixed: star cannot stand beside others: it fills the seam mixer, or has "
-            "another block around it, another order of tokens, a second stream or a "
-            "carry");
+            "mixed: star has a residual or norms of its own, so it cannot be wrapped");
+  EXPECT_EQ(refusal([] { mixed("{parts: [image_local_2d]}"); }),
+            "mixed: image_local_2d is causal in the order of " +
+                std::string(catalogue::image_local_2d.order) +
+                ", not in that of the tokens, so it cannot be wrapped");
+  EXPECT_EQ(refusal([] { mixed("{parts: [transformer_xl]}"); }),
+            "mixed: transformer_xl keeps something from batch to batch, so it cannot "
+            "stand beside others");
 }
 
 }  // namespace

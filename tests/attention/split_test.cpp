@@ -65,8 +65,19 @@ TEST(Split, RefusesPartsThatDoNotFit) {
       refusal([] { made(catalogue::split, "{parts: [dense, dense], heads: [1, 2]}"); }),
       "split: heads must add up to 4, got 3");
   EXPECT_EQ(refusal([] { made(catalogue::split, "{parts: [mixed]}"); }),
-            "split: mixed cannot have some of the heads: it fills the seam mixer, or "
-            "needs other projections, another order of tokens or a carry");
+            "split: mixed is a mixer of tokens, so it cannot have some of the heads");
+  EXPECT_EQ(refusal([] { made(catalogue::split, "{parts: [dense, image_local_2d]}"); }),
+            "split: image_local_2d is causal in the order of " +
+                std::string(catalogue::image_local_2d.order) +
+                ", not in that of the tokens, so it cannot be wrapped");
+  EXPECT_EQ(refusal([] { made(catalogue::split, "{parts: [dense, reformer]}"); }),
+            "split: reformer needs other projections than queries, keys and values, so "
+            "it cannot have some of the heads");
+  const auto samples = [](const char* parts) {
+    return made(catalogue::split, parts)->can().samples;
+  };
+  EXPECT_TRUE(samples("{parts: [dense, ssa]}"));
+  EXPECT_FALSE(samples("{parts: [dense, dense]}"));
   EXPECT_TRUE(
       refusal([] {
         made(catalogue::split, "{parts: [densse, dense]}");

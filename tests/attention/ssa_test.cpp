@@ -105,6 +105,74 @@ TEST(Ssa, CutsAPermutationIntoWindowsWhereItIsNotCausal) {
   EXPECT_LT(distance / 99, 13);  // 6 without noise, 25 and more without a bias
 }
 
+TEST(Ssa, ShufflesByUniformNoise) {
+  // How far sources are from the queries of their window: the mean, and the most.
+  const auto distances = [](const SourceSampling& sampling) {
+    const SourceWindows drawn = drawn_sources(sampling, 4000, false, Key{11});
+    double sum = 0, most = 0;
+    for (size_t window = 0; window < drawn.sources.size(); ++window)
+      for (const int64_t source : drawn.sources[window]) {
+        const double middle =
+            static_cast<double>(drawn.size) * (static_cast<double>(window) + 0.5);
+        const double distance = std::abs(static_cast<double>(source) - middle);
+        sum += distance;
+        most = std::max(most, distance);
+      }
+    return std::pair(sum / 4000, most);
+  };
+  const auto [normal, far] = distances({.windows = 100, .sigma = 0.1});
+  const auto [uniform, near] =
+      distances({.windows = 100, .sigma = 0.1, .uniform = true});
+  // The means of sigma * |a normal number| and of sigma * |2 u - 1|.
+  EXPECT_NEAR(normal, 400 * std::sqrt(2 / M_PI), 30);
+  EXPECT_NEAR(uniform, 400 * 0.5, 30);
+  EXPECT_GT(far, 1000);
+  EXPECT_LT(near, 450 + 40);
+}
+
+TEST(Ssa, ShiftsSourcesAsOnACircle) {
+  // Without noise a shift changes nothing; with noise sources go over both ends.
+  const SourceSampling still{.windows = 5, .sigma = 0, .shifted = true};
+  const SourceSampling shifted{.windows = 10, .sigma = 0.1, .shifted = true};
+  bool wraps = false;
+  for (uint64_t draw = 0; draw < 20; ++draw) {
+    const auto windows = drawn_sources(still, 23, false, Key{draw}).sources;
+    const auto plain =
+        drawn_sources({.windows = 5, .sigma = 0}, 23, false, Key{draw}).sources;
+    EXPECT_EQ(windows, plain);
+    const auto all = drawn_sources(shifted, 200, false, Key{draw}).sources;
+    std::set<int64_t> seen;
+    for (const auto& sources : all) seen.insert(sources.begin(), sources.end());
+    EXPECT_EQ(seen.size(), 200u);
+    wraps = wraps || all.front().back() > 150;
+  }
+  EXPECT_TRUE(wraps);
+}
+
+TEST(Ssa, KeepsAPartOfTheSources) {
+  for (const bool biased : {true, false})
+    for (const bool causal : {true, false})
+      for (const int64_t windows : {1, 4}) {
+        const SourceSampling whole{.windows = windows, .biased = biased};
+        SourceSampling part = whole;
+        part.keep = 0.3;
+        std::vector<double> times(120, 0);
+        for (uint64_t draw = 0; draw < 400; ++draw) {
+          const auto all = drawn_sources(whole, 120, causal, Key{draw}).sources;
+          const auto some = drawn_sources(part, 120, causal, Key{draw}).sources;
+          ASSERT_EQ(all.size(), some.size());
+          for (size_t window = 0; window < all.size(); ++window) {
+            EXPECT_EQ(some[window].size(), 36u / static_cast<size_t>(windows));
+            EXPECT_TRUE(std::ranges::includes(all[window], some[window]));
+          }
+          for (const int64_t source : some[0])
+            times[static_cast<size_t>(source)] += 1.0 / 400;
+        }
+        if (windows > 1) continue;
+        for (const double share : times) EXPECT_NEAR(share, 0.3, 0.1);
+      }
+}
+
 TEST(Ssa, DrawsUnbiasedSourcesEvenly) {
   constexpr int64_t kTokens = 40, kDraws = 2000;
   const SourceSampling unbiased{.windows = 4, .biased = false};
@@ -166,7 +234,9 @@ TEST(Ssa, SampledEqualsItsDefinition) {
          pass.bias.column = torch::arange(n).to(torch::kDouble).cos().view({1, 1, n});
        }},
   };
-  for (const char* settings : {"{windows: 3}", "{windows: 4, kind: unbiased}"})
+  for (const char* settings :
+       {"{windows: 3}", "{windows: 4, kind: unbiased}", "{windows: 1, keep: 0.25}",
+        "{windows: 4, keep: 0.5, noise: uniform}"})
     for (const bool causal : {false, true})
       for (const int64_t tokens : {1, 7, 65, 130, 257})
         for (const auto& [name, give] : cases) {
@@ -179,6 +249,7 @@ TEST(Ssa, SampledEqualsItsDefinition) {
             Pass pass = sampling_pass(causal);
             give(pass, tokens);
             const Tensor out = ((*part).*form)(in[0], in[1], in[2], pass);
+            EXPECT_TRUE(out.isfinite().all().item<bool>());
             Tensors all = torch::autograd::grad({out}, in, {torch::cos(out.detach())});
             all.push_back(out);
             return all;
@@ -190,6 +261,29 @@ TEST(Ssa, SampledEqualsItsDefinition) {
                 << settings << " " << causal << " " << tokens << " " << name << " "
                 << i;
         }
+}
+
+TEST(Ssa, SamplesAlikeOnEveryDevice) {
+  const auto x = random_tensors(4, {2, 4, 257, 16}, torch::kFloat);
+  for (const auto device : devices())
+    for (const char* settings : {"{windows: 4}", "{windows: 4, kind: unbiased}"})
+      for (const bool causal : {false, true}) {
+        const auto results = [&](torch::Device where, torch::Dtype type) {
+          Tensors in;
+          for (int i = 0; i < 3; ++i)
+            in.push_back(x[i].to(where, type).detach().requires_grad_());
+          Pass pass = sampling_pass(causal);
+          const Tensor out =
+              made(catalogue::ssa, settings)->forward(in[0], in[1], in[2], pass);
+          Tensors all = torch::autograd::grad({out}, in, {x[3].to(where, type)});
+          all.push_back(out);
+          return all;
+        };
+        const auto here = results(device, torch::kFloat),
+                   exact = results(torch::kCPU, torch::kDouble);
+        for (size_t i = 0; i < exact.size(); ++i)
+          EXPECT_TRUE(close(here[i], exact[i], 1e-4)) << device << settings << i;
+      }
 }
 
 TEST(Ssa, SampledDoesNotLookAhead) {
@@ -253,7 +347,7 @@ TEST(Ssa, MaySampleInSomeLayersOnly) {
   EXPECT_FALSE(in_layer(1, true).equal(in_layer(1, false)));
 }
 
-TEST(Ssa, RefusesToSampleWhereTokensComeOneByOne) {
+TEST(Ssa, RefusesToSampleWhatCannotBe) {
   const auto x = random_tensors(3, {1, 4, 3, 8});
   Record state;
   Pass pass = sampling_pass(true);
@@ -263,6 +357,15 @@ TEST(Ssa, RefusesToSampleWhereTokensComeOneByOne) {
             "false where "
             "tokens come one after the other");
   EXPECT_TRUE(state.all().empty());
+  Pass causal = sampling_pass(true);
+  EXPECT_EQ(
+      refusal([&] {
+        made(catalogue::ssa, "{shifted: true}")->forward(x[0], x[1], x[2], causal);
+      }),
+      "ssa: shifted: true brings the last sources before the first queries, so "
+      "it has no causal form");
+  EXPECT_EQ(refusal([] { made(catalogue::ssa, "{keep: 0}"); }),
+            "ssa: keep must be more than 0 and 1 at most, got 0");
 }
 
 TEST(Ssa, ShowsADrawInPictures) {

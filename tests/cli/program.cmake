@@ -206,6 +206,19 @@ if(NOT picture MATCHES "^<svg .*>milliseconds</text>.*>128</text>.*\"hollow\".*>
   message(SEND_ERROR "bench attention --plot drew:\n${picture}")
 endif()
 
+# In training ssa meets the keys it draws.
+foreach(how IN ITEMS "" --backward)
+  execute_process(COMMAND ${PROGRAM} ${tiny} ${how} --mechanisms ssa --lengths 1024 --dense-until 64
+                          --json
+                  OUTPUT_VARIABLE lines COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX MATCH "\"flops\":([0-9]+)" flops "${lines}")
+  set(flops${how} ${CMAKE_MATCH_1})
+endforeach()
+math(EXPR share "100 * ${flops--backward} / ${flops}")
+if(share LESS 20 OR share GREATER 40)
+  message(SEND_ERROR "bench attention --backward: ssa takes ${share} % of what it takes forward")
+endif()
+
 # Figures and tables of papers, beside what was printed.
 expect(0 "combiner-figure3.*wide-table8.*lra" "^$" paper --help)
 set(figure paper combiner-figure3 --lengths 32,64 --batch 1 --heads 2 --head-width 16 --span 16

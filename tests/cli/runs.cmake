@@ -131,6 +131,26 @@ expect_files(whole/checkpoints/step-44/DONE)
 expect(2 "model.layers 1, so it cannot go on with 2" ${PROGRAM} train --out whole --resume auto
        --model.layers 2 --quiet)
 
+# Not where weights depend on how many steps there are to be.
+expect(0 "" ${PROGRAM} train ${small} --out shaped --train.steps 10 --train.schedule "[cosine]")
+expect(2 "begun with train.steps 10, on which its train.schedule or train.full_share depends, so it cannot go on with 12"
+       ${PROGRAM} train --out shaped --resume auto --train.steps 12 --quiet)
+expect(0 "" ${PROGRAM} train ${small} --out longer --train.steps 12 --train.schedule "[cosine]"
+       --resume shaped/checkpoints/step-10)
+
+# Judged by several passes, where they differ.
+expect(0 "" ${PROGRAM} train ${small} --out sampled --train.steps 10 --attention ssa)
+foreach(samples IN ITEMS 0 3)
+  expect(0 "" ${PROGRAM} eval sampled --samples ${samples} --json)
+  string(JSON loss${samples} GET "${printed}" loss)
+endforeach()
+expect(0 "" ${PROGRAM} eval sampled --samples 3 --json --threads 1)
+string(JSON again GET "${printed}" loss)
+if(loss0 STREQUAL loss3 OR NOT again STREQUAL loss3)
+  message(SEND_ERROR "eval --samples: ${loss0}, ${loss3} and again ${again}")
+endif()
+expect(1 "no mechanism of the model draws the keys it meets" ${PROGRAM} eval shaped --samples 3)
+
 # Trouble names the step and saves what was before it.
 expect(1 "the (loss|gradient) of step [0-9]+ (is|, )?.*saved as diverged/checkpoints/step-"
        ${train} --out diverged --train.learning_rate 1e18)

@@ -1,8 +1,10 @@
 // Language models that remember the segments before: by hidden states of their layers,
 // or by tokens that recur.
 
+#include <algorithm>
 #include <cmath>
 
+#include "longspan/base/read_file.h"
 #include "longspan/models/classifier.h"
 #include "longspan/models/language_model.h"
 #include "longspan/train/checkpoint.h"
@@ -30,9 +32,10 @@ TransformerOptions remembering(int64_t slots, bool recurs, int64_t segment = 0) 
   return options;
 }
 
-std::shared_ptr<LanguageModel> model_of(const TransformerOptions& options) {
+std::shared_ptr<LanguageModel> model_of(const TransformerOptions& options,
+                                        int64_t longest = kLongest) {
   torch::manual_seed(5);
-  auto model = std::make_shared<LanguageModel>(options, kIds, kLongest,
+  auto model = std::make_shared<LanguageModel>(options, kIds, longest,
                                                LanguageModel::Sees::past);
   convert(*model, torch::kCPU, torch::kDouble);
   const torch::NoGradGuard changing;
@@ -74,6 +77,12 @@ Tensor at_once(LanguageModel& model, const Tensor& ids) {
   return forward(model, ids, nullptr);
 }
 
+TEST(HiddenMemory, StandsInSomeLayersBesideACacheInOthers) {
+  TransformerOptions options = small("{name: transformer_xl, memory: 7}");
+  options.by_layer = Value::parse("[{at: 1, attention: {name: grc, slots: 4}}]");
+  EXPECT_EQ(model_of(options)->carry(), Carry::both);
+}
+
 TEST(HiddenMemory, SegmentsAreOneSequenceForAWholeModel) {
   const auto ids = ids_of(40);
   for (const char* attention :
@@ -89,6 +98,43 @@ TEST(HiddenMemory, SegmentsAreOneSequenceForAWholeModel) {
         << attention;
     EXPECT_TRUE(close(in_pieces(*model, ids, {1, 3, 33, 40}), whole, 1e-10))
         << attention;
+  }
+}
+
+// Beyond the longest sequence decoding goes on as segments of it do, and its state
+// grows no more.
+TEST(HiddenMemory, DecodesInSegments) {
+  const auto ids = ids_of(43);
+  for (const char* attention :
+       {"{name: transformer_xl, memory: 5}", "{name: transformer_xl, memory: 20}",
+        "{name: transformer_xl, memory: 5, evaluation_memory: 11}",
+        "{name: transformer_xl, memory: 7, same_length: true}",
+        "{name: compressive, memory: 5, compressed: 4, rate: 3}",
+        "{name: compressive, memory: 5, compressed: 4, rate: 2, compression: "
+        "most_used}",
+        "{name: grc, slots: 3, mixing: outputs, attention: {name: transformer_xl, "
+        "memory: 5}}"}) {
+    TransformerOptions options = small(attention);
+    options.positions = "none";
+    const auto model = model_of(options, /*longest=*/8);
+    const auto segments = in_pieces(*model, ids, {8, 16, 24, 32, 40, 43});
+    std::vector<int64_t> each;
+    for (int64_t to = 1; to <= 43; ++to) each.push_back(to);
+    for (const auto& ends :
+         {each, {8, 16, 20, 25, 31, 39, 43}, {3, 11, 19, 27, 35, 43}})
+      EXPECT_TRUE(
+          close(in_pieces(*model, ids, ends, /*decodes=*/true), segments, 1e-10))
+          << attention << ends.size();
+    const torch::NoGradGuard without_gradients;
+    Record state;
+    std::vector<int64_t> sizes;
+    for (int64_t at = 0; at < 43; ++at) {
+      forward(*model, ids.slice(1, at, at + 1), nullptr, &state);
+      sizes.push_back(state.numel());
+    }
+    EXPECT_EQ(sizes[30], sizes[38]) << attention;
+    EXPECT_EQ(*std::ranges::max_element(sizes),
+              *std::max_element(sizes.begin(), sizes.begin() + 32));
   }
 }
 
@@ -346,15 +392,7 @@ class Windows final : public Dataset {
   Tensor text_;
 };
 
-Tensors trained(const TransformerOptions& model, const std::string& folder,
-                int64_t steps, const std::string& resume) {
-  Task task{.name = "windows", .goal = Goal::next_token, .ids = kIds, .longest = 8};
-  uint64_t seed = 1;
-  for (const char* split : {"train", "valid", "test"})
-    task.texts[split] = std::make_shared<Windows>(23, seed++);
-  torch::manual_seed(5);
-  LanguageModel made(model, kIds, 8, LanguageModel::Sees::past);
-  LanguageModelling objective(task, made);
+TrainOptions windows_training(int64_t steps) {
   TrainOptions options;
   options.steps = steps;
   options.batch = 5;
@@ -363,30 +401,112 @@ Tensors trained(const TransformerOptions& model, const std::string& folder,
   options.learning_rate = 0.01;
   options.schedule = Value::parse("[constant]");
   options.tensorboard = false;
-  train(objective, options, {.folder = folder, .resume = resume, .quiet = true});
-  Tensors weights;
-  for (const auto& entry :
-       read_weights(folder + "/checkpoints/step-" + std::to_string(steps)))
-    weights.push_back(entry.second);
-  return weights;
+  return options;
 }
 
-// The memory of every example is saved with the training, and taken again.
+// What is kept of the weights at the end, with what the model carries.
+NamedTensors trained(const TransformerOptions& model, const TrainOptions& options,
+                     const std::string& folder, const std::string& resume = "") {
+  Task task{.name = "windows", .goal = Goal::next_token, .ids = kIds, .longest = 8};
+  uint64_t seed = 1;
+  for (const char* split : {"train", "valid", "test"})
+    task.texts[split] = std::make_shared<Windows>(23, seed++);
+  torch::manual_seed(5);
+  LanguageModel made(model, kIds, 8, LanguageModel::Sees::past);
+  convert(made, torch::kCPU, dtype_of(options));
+  LanguageModelling objective(task, made);
+  train(objective, options, {.folder = folder, .resume = resume, .quiet = true});
+  return read_weights(folder + "/checkpoints/step-" + std::to_string(options.steps));
+}
+
+void expect_same(const NamedTensors& a, const NamedTensors& b, double tolerance = 0) {
+  ASSERT_EQ(a.size(), b.size());
+  for (const auto& [name, tensor] : a)
+    EXPECT_TRUE(close(tensor, b.at(name), tolerance)) << name;
+}
+
+constexpr char kGrc[] = "{name: grc, slots: 5}";
+constexpr char kBoth[] =
+    "{name: grc, slots: 5, mixing: outputs, attention: {name: transformer_xl, memory: "
+    "6}}";
+
+// What is carried is saved with the training, and taken again.
 TEST(ATrainingWithMemory, GoesOnAsIfItHadNotStopped) {
-  TransformerOptions hidden = small("{name: transformer_xl, memory: 6}"),
-                     compressed = small(
-                         "{name: compressive, memory: 4, compressed: 4, "
-                         "rate: 2, compression: most_used}");
-  hidden.layers = compressed.layers = 1;
-  const auto recurrent = remembering(2, true, 4);
-  for (const auto& model : {hidden, compressed, recurrent}) {
-    const Folder folder;
-    const auto whole = trained(model, folder / "whole", 7, "");
-    trained(model, folder / "parts", 3, "");
-    const auto last = trained(model, folder / "parts", 7, "auto");
-    ASSERT_EQ(whole.size(), last.size());
-    for (size_t i = 0; i < whole.size(); ++i) EXPECT_TRUE(whole[i].equal(last[i])) << i;
+  std::vector<TransformerOptions> models = {remembering(2, true, 4)};
+  for (const char* attention :
+       {"{name: transformer_xl, memory: 6}",
+        "{name: compressive, memory: 4, compressed: 4, rate: 2, compression: "
+        "most_used}",
+        kGrc, kBoth}) {
+    models.push_back(small(attention));
+    models.back().layers = 1;
   }
+  models.push_back(small("{name: transformer_xl, memory: 6}"));
+  models.back().by_layer =
+      Value::parse("[{at: 1, attention: " + std::string(kGrc) + "}]");
+  for (const auto& model : models) {
+    const Folder folder;
+    const auto whole = trained(model, windows_training(7), folder / "whole");
+    trained(model, windows_training(3), folder / "parts");
+    expect_same(whole, trained(model, windows_training(7), folder / "parts", "auto"));
+  }
+}
+
+TEST(ATrainingWithMemory, KeepsTheCacheWithTheWeights) {
+  for (const char* attention : {kGrc, kBoth}) {
+    const Folder folder;
+    const auto model = small(attention);
+    auto options = windows_training(6);
+    const auto weights = trained(model, options, folder / "often");
+    for (const char* layer : {"layer0", "layer1"}) {
+      const Tensor cache = weights.at("carry." + std::string(layer) + ".cache#mean");
+      EXPECT_EQ(cache.sizes(), (std::vector<int64_t>{5, 6}));
+      EXPECT_TRUE(cache.ne(0).any().item<bool>());
+    }
+    // Evaluation reads it, and does not change it.
+    options.evaluate_every = 100;
+    expect_same(weights, trained(model, options, folder / "once"));
+
+    torch::manual_seed(1);
+    LanguageModel made(model, kIds, 8, LanguageModel::Sees::past);
+    Record carry = load_weights(made, weights, "it");
+    made.eval();
+    const torch::NoGradGuard without_gradients;
+    const auto ids = ids_of(8);
+    const Tensor with = forward(made, ids, &carry);
+    EXPECT_FALSE(with.equal(forward(made, ids, nullptr)));
+    for (const auto& [name, tensor] : load_weights(made, weights, "it").all())
+      EXPECT_TRUE(tensor.equal(carry.all().at(name))) << name;
+  }
+}
+
+// Causal, the cache is computed from all examples of the batch before, whatever the
+// micro-batches.
+TEST(ATrainingWithMemory, AddsUpMicroBatches) {
+  for (const char* attention : {kGrc, kBoth}) {
+    const Folder folder;
+    auto options = windows_training(6);
+    options.precision = "double";
+    const auto parts = trained(small(attention), options, folder / "parts");
+    options.micro_batch = 5;
+    expect_same(trained(small(attention), options, folder / "whole"), parts, 1e-7);
+  }
+}
+
+TEST(ATrainingWithMemory, LeavesWhatOtherBatchesCarried) {
+  const Folder folder;
+  const auto model = small(kBoth);
+  trained(model, windows_training(3), folder / "first");
+  auto options = windows_training(5);
+  options.batch = 7;
+  trained(model, options, folder / "other", folder / "first/checkpoints/step-3");
+  EXPECT_NE(read_file(folder / "other/log.txt")
+                .find("what its examples carried is left, for batches are cut into "
+                      "other passes here"),
+            std::string::npos);
+  options.batch = 5;
+  trained(model, options, folder / "same", folder / "first/checkpoints/step-3");
+  EXPECT_EQ(read_file(folder / "same/log.txt").find("is left"), std::string::npos);
 }
 
 }  // namespace

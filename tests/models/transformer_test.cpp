@@ -235,7 +235,7 @@ std::map<std::string, Tensor> gradients(const TransformerOptions& options,
   model.train();
   const auto [ids, tokens] = some_input();
   Pass pass;
-  pass.training = true;
+  pass.training = pass.sampling = true;
   pass.draw = Draw(3, 11);
   const Tensor logits =
       model.forward(ids.repeat({40, 1}), tokens.repeat({40, 1}), pass);
@@ -264,7 +264,8 @@ TransformerOptions with_dropout() {
 
 TEST(Transformer, RecomputesToTheSameBits) {
   TransformerOptions options = with_dropout();
-  for (const char* attention : {"dense", "{name: reformer, chunk: 2, rounds: 2}"}) {
+  for (const char* attention : {"dense", "{name: reformer, chunk: 2, rounds: 2}",
+                                "{name: ssa, windows: 3, sigma: 0.4}"}) {
     options.attention = Value::parse(attention);
     options.recompute = false;
     const auto kept = gradients(options);
@@ -273,34 +274,39 @@ TEST(Transformer, RecomputesToTheSameBits) {
   }
 }
 
-// Going back meets the drops and the buckets of going forward: otherwise what is taken
-// off is not what was added, and gradients are far from differences.
+// Going back meets the drops, the buckets and the samples of going forward: otherwise
+// what is taken off is not what was added, and gradients are far from differences.
 TEST(Transformer, ReversesWithTheSameDrawsAndChoices) {
-  TransformerOptions options = with_dropout();
-  options.layers = 5;
-  options.reversible = true;
-  options.attention = Value::parse("{name: reformer, chunk: 2, rounds: 2}");
-  const auto encoder = make_encoder(options);
-  const auto [ids, tokens] = some_input();
-  const auto loss = [&, &ids = ids, &tokens = tokens] {
-    Pass pass;
-    pass.training = true;
-    pass.draw = Draw(3, 11);
-    return encoder->forward(ids, tokens, pass).x.slice(1, 0, 2).sin().sum();
-  };
-  loss().backward();
-  constexpr double kStep = 1e-6;
-  for (const char* name : {"positions", "layer0.mixer.q_weight", "layer2.in_weight"}) {
-    Tensor parameter = encoder->named_parameters()[name];
-    const Tensor direction = torch::randn_like(parameter);
-    const double slope = (parameter.grad() * direction).sum().item<double>();
-    const torch::NoGradGuard moving;
-    parameter.add_(direction, kStep);
-    const double up = loss().item<double>();
-    parameter.sub_(direction, 2 * kStep);
-    const double down = loss().item<double>();
-    parameter.add_(direction, kStep);
-    EXPECT_NEAR((up - down) / (2 * kStep), slope, 1e-5 * (1 + std::abs(slope))) << name;
+  for (const char* attention : {"{name: reformer, chunk: 2, rounds: 2}",
+                                "{name: ssa, windows: 3, sigma: 0.4}"}) {
+    TransformerOptions options = with_dropout();
+    options.layers = 5;
+    options.reversible = true;
+    options.attention = Value::parse(attention);
+    const auto encoder = make_encoder(options);
+    const auto [ids, tokens] = some_input();
+    const auto loss = [&, &ids = ids, &tokens = tokens] {
+      Pass pass;
+      pass.training = pass.sampling = true;
+      pass.draw = Draw(3, 11);
+      return encoder->forward(ids, tokens, pass).x.slice(1, 0, 2).sin().sum();
+    };
+    loss().backward();
+    constexpr double kStep = 1e-6;
+    for (const char* name :
+         {"positions", "layer0.mixer.q_weight", "layer2.in_weight"}) {
+      Tensor parameter = encoder->named_parameters()[name];
+      const Tensor direction = torch::randn_like(parameter);
+      const double slope = (parameter.grad() * direction).sum().item<double>();
+      const torch::NoGradGuard moving;
+      parameter.add_(direction, kStep);
+      const double up = loss().item<double>();
+      parameter.sub_(direction, 2 * kStep);
+      const double down = loss().item<double>();
+      parameter.add_(direction, kStep);
+      EXPECT_NEAR((up - down) / (2 * kStep), slope, 1e-5 * (1 + std::abs(slope)))
+          << attention << " " << name;
+    }
   }
 }
 

@@ -30,6 +30,7 @@ void make_small(Experiment& experiment) {
   if (model.head_width == 0) model.head_width = model.embedding / model.heads;
   model.head_width = std::min<int64_t>(model.head_width, 8);
   model.embedding = 16;
+  if (model.cutoffs.text() != "[]") model.cutoffs = Value::parse("[20, 40]");
   model.inner = 16;
   experiment.train.precision = "float";
 }
@@ -42,7 +43,7 @@ void expect_trains(Experiment experiment) {
   const auto model = make_model(experiment, task);
   model.module().train();
   Pass pass;
-  pass.training = true;
+  pass.training = pass.sampling = true;
   const auto objective = model.objective(task);
   const int64_t length = std::min<int64_t>(task.longest, 96);
   const auto sums = objective->evaluate(random_batch(task, 2, length), pass);

@@ -121,6 +121,8 @@ TEST(ASchedule, EndsWithTheTraining) {
     EXPECT_NEAR(later.at(200), 0, 1e-12);
     const auto own = schedule("[{name: " + std::string(name) + ", steps: 50}]", 1, 200);
     EXPECT_NEAR(own.at(25), 0.5, 1e-12);
+    EXPECT_TRUE(later.ends_with_training());
+    EXPECT_FALSE(own.ends_with_training());
   }
 }
 
@@ -161,14 +163,13 @@ TEST(ASchedule, RefusesWhatItCannotRead) {
       {"[rsqrt_scaled]", "train.schedule: rsqrt_scaled needs a start"},
       {"[cosine]",
        "train.schedule: cosine needs steps, because the training has no number of "
-       "steps "
-       "beyond its start, 0"},
+       "steps"},
   };
   for (const auto& [factors, message] : cases)
     EXPECT_EQ(refusal_of(factors), message) << factors;
   EXPECT_EQ(refusal_of("[{name: linear, start: 100}]", 100),
-            "train.schedule: linear needs steps, because the training has no number of "
-            "steps beyond its start, 100");
+            "train.schedule: linear begins at step 100, but the training has only 100 "
+            "steps; raise train.steps or give linear another start");
   EXPECT_EQ(refusal_of("[{name: linear, start: 100}]", 101), "accepted");
 }
 

@@ -74,17 +74,20 @@ class Troubled final : public Objective {
   }
   BatchSums evaluate(const Batch& batch, Pass& pass) override {
     ++calls;
+    if (pass.training) sampled.push_back(pass.sampling);
     if (calls == signal_at) std::raise(SIGTERM);
     BatchSums sums = plain_.evaluate(batch, pass);
     if (calls == bad_at) sums.loss = sums.loss * bad_factor;
     return sums;
   }
-  BatchSums evaluate_mean(const Batch& batch, int64_t passes) override {
-    return plain_.evaluate_mean(batch, passes);
+  BatchSums evaluate_mean(const Batch& batch, const Pass& pass,
+                          int64_t passes) override {
+    return plain_.evaluate_mean(batch, pass, passes);
   }
 
   int calls = 0, signal_at = -1, bad_at = -1;
   double bad_factor = 1;
+  std::vector<bool> sampled;  // of every training pass
 
  private:
   Classification plain_;
@@ -324,6 +327,124 @@ TEST(ATraining, EndsTheRateWithTheEarlierBudget) {
   // The last of 8 steps has an eighth of the rate.
   EXPECT_NE(metrics.find("\"step\":8,\"event\":\"train\""), std::string::npos);
   EXPECT_NE(metrics.find("\"learning_rate\":0.00125,"), std::string::npos) << metrics;
+}
+
+// The last part of the steps meets all keys, also after a stop.
+TEST(ATraining, EndsWithoutSampling) {
+  const Folder folder;
+  const Task task = small_task();
+  TrainOptions options = small_training();
+  options.batch = options.micro_batch = 10;
+  options.full_share = 0.25;
+  const auto run = [&](const std::string& name, int signal_at) {
+    torch::manual_seed(1);
+    TransformerOptions encoder = small_model();
+    encoder.attention = "ssa";
+    Classifier model(encoder, task.ids, task.longest, 2);
+    Troubled objective(task, model);
+    objective.signal_at = signal_at;
+    train(objective, options,
+          {.folder = folder / name, .resume = "auto", .quiet = true});
+    return objective.sampled;
+  };
+  std::vector<bool> expected(15, true);
+  expected.insert(expected.end(), 5, false);
+  EXPECT_EQ(run("whole", -1), expected);
+  EXPECT_EQ(run("parts", 23).size(), 17u);  // after 2 evaluations of 3 batches
+  EXPECT_EQ(run("parts", -1), std::vector<bool>(3, false));
+  EXPECT_EQ(read_weights(folder / "whole/checkpoints/step-20").size(),
+            read_weights(folder / "parts/checkpoints/step-20").size());
+  const auto parts = read_weights(folder / "parts/checkpoints/step-20");
+  for (const auto& [name, weight] : read_weights(folder / "whole/checkpoints/step-20"))
+    EXPECT_TRUE(weight.equal(parts.at(name))) << name;
+}
+
+// Says what it was asked, and averages.
+class Asked final : public Objective {
+ public:
+  Asked(const Task& task, Classifier& model) : plain_(task, model) {}
+
+  torch::nn::Module& model() override { return plain_.model(); }
+  const Dataset& examples(std::string_view split) const override {
+    return plain_.examples(split);
+  }
+  BatchSums evaluate(const Batch& batch, Pass& pass) override {
+    return plain_.evaluate(batch, pass);
+  }
+  BatchSums evaluate_mean(const Batch& batch, const Pass& pass,
+                          int64_t passes) override {
+    Draw draw = pass.draw;
+    draws.push_back(draw.key().bits);
+    return plain_.evaluate_mean(batch, pass, passes);
+  }
+  Carry carry() const override { return plain_.carry(); }
+  bool samples() const override { return plain_.samples(); }
+
+  std::vector<uint64_t> draws;
+
+ private:
+  Classification plain_;
+};
+
+TEST(Samples, AreAveragedAsProbabilities) {
+  const Task task = small_task();
+  torch::manual_seed(1);
+  TransformerOptions encoder = small_model();
+  encoder.attention = Value::parse("{name: ssa, windows: 3}");
+  Classifier model(encoder, task.ids, task.longest, 2);
+  model.eval();
+  Classification objective(task, model);
+  const std::vector<int64_t> numbers = {0, 1, 2, 3, 4, 5, 6};
+  const Batch batch = task.test.batch(numbers, {});
+  Pass like;
+  like.draw = Draw(7);
+  const torch::NoGradGuard without_gradients;
+  Draw draw = like.draw;
+  const Key key = draw.key();
+  Tensor sum = torch::zeros({7, 2});
+  for (int number = 0; number < 4; ++number) {
+    Pass pass;
+    pass.sampling = true;
+    pass.draw = Draw(key.bits, static_cast<uint64_t>(number));
+    const Tensor shares =
+        torch::softmax(model.forward(batch.ids, batch.tokens, pass), 1);
+    EXPECT_FALSE(number > 0 && testing::close(sum / number, shares, 1e-4));
+    sum = sum + shares;
+  }
+  const Tensor mean = sum / 4;
+  const BatchSums got = objective.evaluate_mean(batch, like, 4);
+  EXPECT_TRUE(testing::close(
+      got.loss, -mean.log().gather(1, batch.labels.unsqueeze(1)).sum(), 1e-5));
+  EXPECT_EQ(got.right.item<int64_t>(),
+            (mean.argmax(1) == batch.labels).sum().item<int64_t>());
+}
+
+TEST(Samples, DifferFromBatchToBatch) {
+  const Task task = small_task();
+  torch::manual_seed(1);
+  TransformerOptions encoder = small_model();
+  for (const char* attention :
+       {"ssa", "{name: grc, attention: ssa}", "{name: mixed, parts: [dense, ssa]}"}) {
+    encoder.attention = Value::parse(attention);
+    Classifier model(encoder, task.ids, task.longest, 2);
+    Asked first(task, model), again(task, model);
+    const auto judge = [&](Asked& objective) {
+      return score(objective, task.test, {.batch = 5, .samples = 2})->loss;
+    };
+    EXPECT_EQ(judge(first), judge(again)) << attention;
+    EXPECT_EQ(first.draws, again.draws);
+    std::ranges::sort(first.draws);
+    EXPECT_EQ(first.draws.size(), 3u);
+    EXPECT_TRUE(std::ranges::adjacent_find(first.draws) == first.draws.end());
+  }
+  for (const char* attention : {"dense", "{name: ssa, windows: 1}"}) {
+    encoder.attention = Value::parse(attention);
+    Classifier model(encoder, task.ids, task.longest, 2);
+    Classification objective(task, model);
+    EXPECT_EQ(refusal([&] { score(objective, task.test, {.samples = 2}); }),
+              "no mechanism of the model draws the keys it meets, so that all samples "
+              "are alike; it needs one such as ssa");
+  }
 }
 
 TEST(ATraining, StopsWithoutPatience) {
