@@ -23,7 +23,8 @@ constexpr Setting kSettings[] = {
      .standard = "[0, 0]",
      .help =
          "lengths of the axes, of which the first may be exceeded; axes of length 0 "
-         "share what the others leave evenly"},
+         "share what the others leave evenly of an example, in causal models of the "
+         "longest"},
     {.name = "axis",
      .standard = "-1",
      .help = "the axis to attend along, from 0; -1: the last in layer 0, then the one "
@@ -64,13 +65,16 @@ struct Lines {
 class Axial final : public PatternAttention {
  public:
   Axial(const Settings& settings, const Sizes& sizes)
-      : shape_(shape_of(settings)), axis_(axis_of(settings, sizes, shape_.size())) {}
+      : PatternAttention(sizes.longest),
+        shape_(shape_of(settings)),
+        axis_(axis_of(settings, sizes, shape_.size())) {}
 
   static int64_t state_size(const Settings& settings, const Sizes& sizes,
                             int64_t tokens) {
     const Axial axial(settings, sizes);
+    const bool is_known = sizes.longest > 0 || !is_automatic(axial.shape_);
     const int64_t period =
-        is_automatic(axial.shape_) ? kMost : axial.lines_for(0).period;
+        is_known ? axial.lines_for(axial.causal_size()).period : kMost;
     return numbers_kept(std::min(tokens, period), sizes);
   }
 
@@ -135,7 +139,8 @@ class Axial final : public PatternAttention {
   }
 
   Pattern kept() const override {
-    return [period = lines_for(0).period](int64_t query, std::vector<Span>& keys) {
+    return [period = lines_for(causal_size()).period](int64_t query,
+                                                      std::vector<Span>& keys) {
       keys.push_back({query / period * period, query});
     };
   }

@@ -22,7 +22,8 @@ constexpr Setting kSettings[] = {
      .least = 1},
     {.name = "block_size",
      .standard = "0",
-     .help = "tokens of a block, 0: from the length of an example; decoding needs it",
+     .help = "tokens of a block, 0: from the length of an example, in causal models "
+             "from the longest",
      .least = 0},
     {.name = "shifts",
      .kind = Kind::list,
@@ -53,7 +54,8 @@ int64_t blocks_of(int64_t tokens, int64_t size) {
 class Blockwise final : public PatternAttention {
  public:
   Blockwise(const Settings& settings, const Sizes& sizes)
-      : blocks_(settings.integer("blocks")),
+      : PatternAttention(sizes.longest),
+        blocks_(settings.integer("blocks")),
         fixed_size_(settings.integer("block_size")),
         shifts_(shifts_of(settings, sizes.heads)) {}
 
@@ -117,7 +119,7 @@ class Blockwise final : public PatternAttention {
   }
 
   Pattern kept() const override {
-    return block_of_keys(fixed_size_, std::ranges::max(shifts_));
+    return block_of_keys(block_size(causal_size()), std::ranges::max(shifts_));
   }
 
   int64_t blocks_, fixed_size_;

@@ -117,9 +117,15 @@ std::shared_ptr<const std::vector<PatternAttention::Laid>> PatternAttention::lai
   return made;
 }
 
+Extent PatternAttention::extent_of(int64_t tokens, int64_t length, bool causal) const {
+  const bool of_longest = causal && longest_ > 0;
+  return {tokens, of_longest ? causal_size() : size_for(std::max<int64_t>(length, 1)),
+          causal};
+}
+
 std::vector<Extent> PatternAttention::extents(const Pass& pass, int64_t tokens) const {
   const auto of_length = [&](int64_t length) {
-    return Extent{tokens, size_for(std::max<int64_t>(length, 1)), pass.mask.causal};
+    return extent_of(tokens, length, pass.mask.causal);
   };
   const Extent whole = of_length(tokens);
   const Tensor& mask = pass.mask.tokens;
@@ -214,7 +220,7 @@ Tensor PatternAttention::step(const Tensor& q, const Tensor& k, const Tensor& v,
   Record& state = *pass.state;
   const int64_t examples = q.size(0), count = q.size(2), first = state.tokens,
                 tokens = first + count;
-  const Extent extent{tokens, size_for(std::nullopt), /*causal=*/true};
+  const Extent extent{tokens, causal_size(), /*causal=*/true};
   std::vector<int64_t> positions;  // of the keys
   if (const Tensor held = state.get("at"); held.defined()) {
     // Without examples any that ascend will do.
@@ -313,7 +319,7 @@ Tensor PatternAttention::define(const Tensor& q, const Tensor& k, const Tensor& 
 }
 
 Sight PatternAttention::sight(int64_t tokens, bool causal) {
-  return {.pairs = visible({tokens, size_for(tokens), causal}).to(torch::kByte)};
+  return {.pairs = visible(extent_of(tokens, tokens, causal)).to(torch::kByte)};
 }
 
 }  // namespace longspan

@@ -60,6 +60,9 @@ inline int64_t square_root(int64_t length) {
 // here. Layouts are kept for the lengths that were seen last.
 class PatternAttention : public Attention {
  public:
+  // `longest`: of Sizes, for patterns that take a size from a length.
+  explicit PatternAttention(int64_t longest = 0) : longest_(longest) {}
+
   Sight sight(int64_t tokens, bool causal) override;
 
   // How many numbers decoding keeps of an example for so many keys.
@@ -71,6 +74,13 @@ class PatternAttention : public Attention {
     return numbers_kept(tokens, sizes);
   }
 
+ protected:
+  // The size in causal passes: how long a sequence becomes is not known there, so it is
+  // that of the longest.
+  int64_t causal_size() const {
+    return size_for(longest_ > 0 ? std::optional(longest_) : std::nullopt);
+  }
+
  private:
   // The patterns; they contain causality. Tokens are counted in the order of causality.
   virtual HeadPatterns patterns(const Extent& extent) const = 0;
@@ -79,7 +89,7 @@ class PatternAttention : public Attention {
   virtual torch::Tensor visible(const Extent& extent) const = 0;
 
   // The size that the pattern takes from the length of a sequence (a stride, a number
-  // of blocks), 0 if it takes none. Without a length, in decoding, it is not known.
+  // of blocks), 0 if it takes none. In decoding a length is known only as the longest.
   virtual int64_t size_for(std::optional<int64_t> length) const {
     (void)length;
     return 0;
@@ -105,8 +115,10 @@ class PatternAttention : public Attention {
 
   // The extents of the examples; one where all have the same.
   std::vector<Extent> extents(const Pass& pass, int64_t tokens) const;
+  Extent extent_of(int64_t tokens, int64_t length, bool causal) const;
   std::shared_ptr<const std::vector<Laid>> laid(const Extent& extent);
 
+  int64_t longest_;
   std::mutex mutex_;
   // The last used is the first.
   std::list<std::pair<Extent, std::shared_ptr<const std::vector<Laid>>>> known_;

@@ -12,14 +12,15 @@ using torch::Tensor;
 constexpr Setting kSettings[] = {
     {.name = "columns",
      .standard = "0",
-     .help = "tokens in a row; 0: the square root of the length",
+     .help = "tokens in a row; 0: the square root of an example's length, in causal "
+             "models of the longest",
      .least = 0},
 };
 
 class SparseAxial final : public PatternAttention {
  public:
-  SparseAxial(const Settings& settings, const Sizes&)
-      : columns_(settings.integer("columns")) {}
+  SparseAxial(const Settings& settings, const Sizes& sizes)
+      : PatternAttention(sizes.longest), columns_(settings.integer("columns")) {}
 
  private:
   int64_t size_for(std::optional<int64_t> length) const override {

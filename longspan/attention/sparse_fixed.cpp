@@ -35,7 +35,8 @@ constexpr Preset kPresets[] = {
 class SparseFixed final : public PatternAttention {
  public:
   SparseFixed(const Settings& settings, const Sizes& sizes)
-      : heads_(settings, sizes),
+      : PatternAttention(sizes.longest),
+        heads_(settings, sizes),
         summary_(settings.integer("summary")),
         first_column_(settings.flag("first_column")) {
     const int64_t stride = settings.integer("stride");
@@ -110,7 +111,7 @@ class SparseFixed final : public PatternAttention {
 
   Pattern kept() const override {
     return [this](int64_t query, std::vector<Span>& keys) {
-      const int64_t stride = heads_.stride({});
+      const int64_t stride = heads_.stride({.size = causal_size()});
       if (heads_.near()) keys.push_back({query - query % stride, query});
       if (!heads_.far()) return;
       const std::vector<Span> far = summaries(stride, query);

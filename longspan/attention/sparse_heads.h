@@ -20,7 +20,7 @@ inline constexpr Setting kSparseStride = {
     .standard = "128",
     .help =
         "tokens from one token seen afar to the next, 0: the root of an example's "
-        "length; decoding needs it",
+        "length, in causal models of the longest",
     .least = 0};
 
 inline constexpr Setting kSparseHeads = {

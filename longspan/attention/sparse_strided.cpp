@@ -16,7 +16,7 @@ constexpr Setting kSettings[] = {kSparseStride, kSparseHeads};
 class SparseStrided final : public PatternAttention {
  public:
   SparseStrided(const Settings& settings, const Sizes& sizes)
-      : heads_(settings, sizes) {}
+      : PatternAttention(sizes.longest), heads_(settings, sizes) {}
 
   static int64_t state_size(const Settings& settings, const Sizes& sizes,
                             int64_t tokens) {
@@ -50,7 +50,8 @@ class SparseStrided final : public PatternAttention {
   }
 
   Pattern kept() const override {
-    return heads_.far() ? all_keys() : window_of_keys(heads_.stride({}) - 1, 0);
+    return heads_.far() ? all_keys()
+                        : window_of_keys(heads_.stride({.size = causal_size()}) - 1, 0);
   }
 
   SparseHeads heads_;

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <ctime>
+#include <utility>
 #include <vector>
 
 namespace longspan {
@@ -31,6 +32,15 @@ inline double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+inline Spent medians(const std::vector<Spent>& times) {
+  std::vector<double> wall, cpu;
+  for (const Spent& spent : times) {
+    wall.push_back(spent.wall);
+    cpu.push_back(spent.cpu);
+  }
+  return {median(std::move(wall)), median(std::move(cpu))};
+}
+
 // Medians over the turns.
 struct Interleaved {
   Spent ours, theirs;
@@ -48,15 +58,7 @@ Interleaved interleaved(const Ours& ours, const Theirs& theirs, int64_t turns) {
     their_times.push_back(other);
     ratios.push_back({other.wall / one.wall, other.cpu / one.cpu});
   }
-  const auto middle = [](const std::vector<Spent>& times) {
-    std::vector<double> wall, cpu;
-    for (const Spent& spent : times) {
-      wall.push_back(spent.wall);
-      cpu.push_back(spent.cpu);
-    }
-    return Spent{median(std::move(wall)), median(std::move(cpu))};
-  };
-  return {middle(our_times), middle(their_times), middle(ratios)};
+  return {medians(our_times), medians(their_times), medians(ratios)};
 }
 
 }  // namespace longspan

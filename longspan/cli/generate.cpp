@@ -77,6 +77,14 @@ class Texts {
   const std::vector<std::string>& stops_;
 };
 
+// How much of a text stays as it is: bytes at its end that are no character yet may
+// become one.
+size_t settled(std::string_view text) {
+  constexpr std::string_view kNone = "\uFFFD";
+  while (text.ends_with(kNone)) text.remove_suffix(kNone.size());
+  return text.size();
+}
+
 void print_json(const Progress& progress, const Continuation& made) {
   nlohmann::ordered_json line = {{"prompt", progress.prompt}, {"text", progress.text}};
   double sum = 0;
@@ -106,6 +114,7 @@ void run(GenerateCommand command) {
   GenerateOptions& options = command.options;
   options.carry = &trained.carry;
   if (task.end_of_text >= 0) options.stops.push_back(task.end_of_text);
+  if (task.unwritten >= 0) options.never.push_back(task.unwritten);
 
   std::vector<Progress> all;
   size_t longest = 0;
@@ -125,6 +134,12 @@ void run(GenerateCommand command) {
   const bool streams = !command.json && all.size() == 1;
   const Texts texts(task, command.stops);
   bool began = false;
+  size_t shown = 0;
+  const auto show = [&](std::string_view text) {
+    if (text.size() <= shown) return;
+    std::cout << text.substr(shown) << std::flush;
+    shown = text.size();
+  };
   for (size_t first = 0; first < all.size();) {
     const size_t end = std::min(first + static_cast<size_t>(command.batch), all.size());
     std::vector<std::vector<int32_t>> batch;
@@ -133,20 +148,21 @@ void run(GenerateCommand command) {
     const auto made =
         generate(model, batch, options, [&](int64_t prompt, const NewToken& token) {
           Progress& progress = all[first + static_cast<size_t>(prompt)];
-          const size_t before = progress.text.size();
           if (streams && !std::exchange(began, true)) std::cout << progress.prompt;
           // The end of a text is no part of it.
           if (token.id == task.end_of_text) return true;
           const bool goes_on = texts.add(progress, token.id);
-          if (streams && progress.text.size() > before)
-            std::cout << std::string_view(progress.text).substr(before) << std::flush;
+          if (streams)
+            show(std::string_view(progress.text).substr(0, settled(progress.text)));
           return goes_on;
         });
     for (size_t i = first; i < end && !streams; ++i)
       print_json(all[i], made[i - first]);
     first = end;
   }
-  if (streams) std::cout << '\n';
+  if (!streams) return;
+  show(all[0].text);
+  std::cout << '\n';
 }
 
 }  // namespace

@@ -22,6 +22,10 @@ namespace sp = ::sentencepiece;
 constexpr std::string_view kSpace = "\u2581";     // how pieces write a space
 constexpr std::string_view kReserved = "\u2585";  // the trainer skips texts with it
 
+// Behind a serialized model: its normalizer_spec has neither add_dummy_prefix nor
+// remove_extra_whitespaces. Of two messages of protobuf in a row the second counts.
+constexpr std::string_view kAsItStands("\x1a\x04\x18\x00\x20\x00", 6);
+
 // std::cerr may not be used in a module that sees its own symbols first: the program
 // may have moved it.
 void be_quiet() {
@@ -33,18 +37,18 @@ class Pieces final : public Tokenizer {
  public:
   Pieces(std::string model, const std::string& name) : model_(std::move(model)) {
     be_quiet();
-    require(processor_.LoadFromSerializedProto(model_).ok(), "sentencepiece: ", name,
-            " is not a SentencePiece model");
+    require(processor_.LoadFromSerializedProto(model_).ok() &&
+                within_.LoadFromSerializedProto(model_ + std::string(kAsItStands)).ok(),
+            "sentencepiece: ", name, " is not a SentencePiece model");
   }
 
   int64_t ids() const override { return processor_.GetPieceSize() + 1; }
 
   std::vector<int32_t> encode(std::string_view text) const override {
-    std::vector<int> pieces;
-    require(processor_.Encode(text, &pieces).ok(),
-            "sentencepiece: cannot encode a text of ", text.size(), " bytes");
-    for (int& piece : pieces) ++piece;
-    return pieces;
+    return encoded(processor_, text);
+  }
+  std::vector<int32_t> encode_within(std::string_view text) const override {
+    return encoded(within_, text);
   }
 
   std::string decode(std::span<const int32_t> ids) const override {
@@ -57,6 +61,8 @@ class Pieces final : public Tokenizer {
             ids.size(), " ids");
     return text;
   }
+
+  int32_t unknown() const override { return processor_.unk_id() + 1; }
 
   std::string describe() const override {
     return "sentencepiece, " + std::to_string(ids()) + " ids";
@@ -73,8 +79,17 @@ class Pieces final : public Tokenizer {
   }
 
  private:
+  static std::vector<int32_t> encoded(const sp::SentencePieceProcessor& processor,
+                                      std::string_view text) {
+    std::vector<int> pieces;
+    require(processor.Encode(text, &pieces).ok(),
+            "sentencepiece: cannot encode a text of ", text.size(), " bytes");
+    for (int& piece : pieces) ++piece;
+    return pieces;
+  }
+
   std::string model_;
-  sp::SentencePieceProcessor processor_;
+  sp::SentencePieceProcessor processor_, within_;
 };
 
 // Texts in parts the trainer takes: lines, cut where they are long.
@@ -102,6 +117,7 @@ class Sentences final : public sp::SentenceIterator {
     const size_t size = sentence_size();
     sentence_ = rest_.substr(0, size);
     rest_.remove_prefix(size);
+    if (sentence_.ends_with('\n')) sentence_.pop_back();
     for (size_t at = 0; (at = sentence_.find(kReserved, at)) != sentence_.npos;)
       sentence_.replace(at, kReserved.size(), " ");
   }
@@ -131,12 +147,13 @@ bool has_something(std::span<const std::string_view> texts, const Pieces& any) {
   return false;
 }
 
-std::string trained(int64_t vocabulary, int64_t more_ids,
+std::string trained(const TokenizerOptions& wanted,
                     std::span<const std::string_view> texts) {
   constexpr int64_t kMostPieces = 1'000'000'000;  // the trainer multiplies it by 1.1
-  const std::unordered_map<std::string, std::string> options = {
+  const int64_t others = 1 + wanted.more_ids;
+  std::unordered_map<std::string, std::string> options = {
       {"model_type", "unigram"},
-      {"vocab_size", std::to_string(std::min(vocabulary - 1 - more_ids, kMostPieces))},
+      {"vocab_size", std::to_string(std::min(wanted.vocabulary - others, kMostPieces))},
       {"hard_vocab_limit", "false"},
       {"character_coverage", "0.9995"},
       {"unk_id", "0"},
@@ -147,6 +164,10 @@ std::string trained(int64_t vocabulary, int64_t more_ids,
       {"num_threads", "1"},  // sums depend on it
       {"minloglevel", "9"},
   };
+  if (wanted.exact)
+    options.insert({{"normalization_rule_name", "identity"},
+                    {"remove_extra_whitespaces", "false"},
+                    {"byte_fallback", "true"}});
   be_quiet();
   Sentences sentences(texts);
   std::string model;
@@ -161,20 +182,19 @@ std::string trained(int64_t vocabulary, int64_t more_ids,
     std::from_chars(message.data() + place + 4, message.data() + message.size(),
                     needed);
   argument([&] {
-    require(needed == 0, "sentencepiece: a vocabulary of ", vocabulary,
+    require(needed == 0, "sentencepiece: a vocabulary of ", wanted.vocabulary,
             " ids is too small for the characters of these texts, which need ",
-            needed + 1 + more_ids);
+            needed + others);
   });
   fail("sentencepiece: cannot train a model: ", message);
 }
 
-std::shared_ptr<const Tokenizer> train(int64_t vocabulary, int64_t more_ids,
+std::shared_ptr<const Tokenizer> train(const TokenizerOptions& options,
                                        std::span<const std::string_view> texts) {
   constexpr std::string_view kLetter[] = {"a"};
-  require(has_something(texts, Pieces(trained(4, 0, kLetter), "it")),
+  require(has_something(texts, Pieces(trained({.vocabulary = 4}, kLetter), "it")),
           "sentencepiece: there is nothing to train on in ", texts.size(), " texts");
-  return std::make_shared<Pieces>(trained(vocabulary, more_ids, texts),
-                                  "what was trained");
+  return std::make_shared<Pieces>(trained(options, texts), "what was trained");
 }
 
 std::shared_ptr<const Tokenizer> open(const std::string& model,

@@ -18,8 +18,7 @@
 namespace longspan {
 
 struct SentencePiece {
-  // At most `vocabulary` ids, padding included, and `more_ids` that the caller adds.
-  std::shared_ptr<const Tokenizer> (*train)(int64_t vocabulary, int64_t more_ids,
+  std::shared_ptr<const Tokenizer> (*train)(const TokenizerOptions& options,
                                             std::span<const std::string_view> texts);
   // From the bytes of a model file; `name` is for the message where they are none.
   std::shared_ptr<const Tokenizer> (*open)(const std::string& model,

@@ -11,6 +11,7 @@
 #include "longspan/base/error.h"
 #include "longspan/data/byte_source.h"
 #include "longspan/data/table.h"
+#include "longspan/data/tar.h"
 
 namespace longspan {
 namespace {
@@ -25,10 +26,14 @@ bool is_table(const std::string& path) {
          name.ends_with(".tsv") || name.ends_with(".csv");
 }
 
-bool is_extracted(const std::string& path) {
-  std::string begin(kDocument.size(), '\0');
+enum class Layout { plain, table, extracted, archive };
+
+Layout layout_of(const std::string& path) {
+  if (is_table(path)) return Layout::table;
+  std::string begin(kTarBlock, '\0');
   begin.resize(open_bytes(path)->read(begin.data(), begin.size()));
-  return begin == kDocument;
+  if (begins_archive(begin)) return Layout::archive;
+  return begin.starts_with(kDocument) ? Layout::extracted : Layout::plain;
 }
 
 bool is_folder(const std::string& path) {
@@ -71,21 +76,29 @@ size_t cut_of(std::string_view block) {
   return block.size();
 }
 
-void read_plain(const std::string& path, const Take& take) {
+void read_plain(ByteSource& source, const Take& take) {
   constexpr size_t kBlock = 1 << 20;
-  const auto source = open_bytes(path);
   std::string block;
   bool ends = false;
   while (!ends) {
     const size_t kept = block.size();
     block.resize(kBlock);
-    const size_t got = source->read(block.data() + kept, kBlock - kept);
+    const size_t got = source.read(block.data() + kept, kBlock - kept);
     ends = got < kBlock - kept;
     block.resize(kept + got);
     const size_t size = ends ? block.size() : cut_of(block);
     if (size > 0) take({.text = std::string_view(block).substr(0, size)});
     block.erase(0, size);
   }
+}
+
+void read_archive(const std::string& path, const Take& take) {
+  for_each_member(path, [&](const std::string& name, ByteSource& contents) {
+    require(!is_table(name) && unpacked_name(name) == name, path, ": ", name,
+            " is no plain text; unpack the archive and give its folder");
+    read_plain(contents, take);
+    take({.text = {}, .ends_document = true});
+  });
 }
 
 void read_extracted(const std::string& path, const Take& take) {
@@ -120,7 +133,7 @@ void read_extracted(const std::string& path, const Take& take) {
 TextFiles::TextFiles(std::string path, std::string column)
     : path_(std::move(path)), column_(std::move(column)) {
   is_folder_ = is_folder(path_);
-  in_documents_ = is_folder_ || is_table(path_) || is_extracted(path_);
+  in_documents_ = is_folder_ || layout_of(path_) != Layout::plain;
 }
 
 void TextFiles::read(const Take& take) const {
@@ -132,14 +145,16 @@ void TextFiles::read(const Take& take) const {
   const std::vector<std::string> files =
       is_folder_ ? files_in(path_) : std::vector{path_};
   for (const std::string& file : files) {
-    if (is_table(file)) {
-      for (const auto& row : read_table(file, {.text = column_, .labels = false}))
-        take_some({.text = row.text, .ends_document = true});
-    } else if (is_extracted(file)) {
-      read_extracted(file, take_some);
-    } else {
-      read_plain(file, take_some);
-      if (is_folder_) take_some({.text = {}, .ends_document = true});
+    switch (layout_of(file)) {
+      case Layout::table:
+        for (const auto& row : read_table(file, {.text = column_, .labels = false}))
+          take_some({.text = row.text, .ends_document = true});
+        break;
+      case Layout::extracted: read_extracted(file, take_some); break;
+      case Layout::archive: read_archive(file, take_some); break;
+      case Layout::plain:
+        read_plain(*open_bytes(file), take_some);
+        if (is_folder_) take_some({.text = {}, .ends_document = true});
     }
   }
   require(!is_empty, path_, ": there is no text in it");

@@ -20,7 +20,8 @@ struct TextPart {
 //     names; what begins with a dot is left out;
 //   .jsonl, .json (an object a line), .tsv, .csv: documents, the column or key
 //   `column`; <doc ..> lines and </doc> lines: what is between is a document
-//   (WikiExtractor); any other file: one long text; in a folder a document.
+//   (WikiExtractor); an archive (tar): documents, the files in it, which are plain
+//   text; any other file: one long text; in a folder a document.
 // Files may be packed, as .gz or .xz.
 class TextFiles {
  public:

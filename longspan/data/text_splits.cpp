@@ -23,7 +23,10 @@ class Encoder {
       if (!is_space(byte) && !in_word_) ++counts_.words;
       in_word_ = !is_space(byte);
     }
-    sink_.add(tokens_.encode(part.text));
+    const auto ids = tokens_.encode(part.text);
+    counts_.unknown += tokens_.unknown(part.text, ids);
+    counts_.kept = counts_.kept && tokens_.keep(part.text, ids);
+    sink_.add(ids);
     if (!part.ends_document) return;
     in_word_ = false;
     ++counts_.documents;

@@ -31,6 +31,8 @@ struct TextCounts {
   int64_t bytes = 0;
   int64_t words = 0;  // between spaces; the end of a line is one, too
   int64_t documents = 0;
+  int64_t unknown = 0;  // tokens that stand for words or pieces that have none
+  bool kept = true;     // whether the tokens say all of the text
 };
 
 class TextSplits {

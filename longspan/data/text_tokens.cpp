@@ -21,7 +21,7 @@ class Bytes final : public TextTokens {
   }
   std::string describe() const override { return tokenizer_->describe(); }
   bool cuts_anywhere() const override { return true; }
-  bool keeps_bytes() const override { return true; }
+  bool keep(std::string_view, std::span<const int32_t>) const override { return true; }
   std::string saved() const override { return {}; }
 
  private:
@@ -82,7 +82,14 @@ class SpacedWords final : public TextTokens {
   std::string describe() const override {
     return "words between spaces and ends of lines, " + std::to_string(ids()) + " ids";
   }
-  bool keeps_bytes() const override { return false; }
+  // The text itself may have unknown words.
+  int64_t unknown(std::string_view text, std::span<const int32_t> ids) const override {
+    int64_t count = std::ranges::count(ids, kUnknown);
+    if (count > 0)
+      for_words(text, [&](std::string_view word) { count -= word == kUnknownWord; });
+    return count;
+  }
+  bool keep(std::string_view, std::span<const int32_t>) const override { return false; }
 
   std::string saved() const override {
     std::string text(kLineEndWord);
@@ -100,7 +107,8 @@ std::shared_ptr<const TextTokens> count_words(const TokenizerOptions& options,
   WordCounts counts;
   each_text([&](std::string_view text) {
     for_words(text, [&](std::string_view word) {
-      if (word != "\n" && word != kUnknownWord && word != kLineEndWord) counts.add(word);
+      if (word != "\n" && word != kUnknownWord && word != kLineEndWord)
+        counts.add(word);
     });
   });
   auto words = counts.commonest(options.least_count, options.vocabulary - kFirstWord);
@@ -130,15 +138,18 @@ class PieceLines final : public TextTokens {
   int64_t ids() const override { return line_end_ + 1; }
 
   std::vector<int32_t> encode(std::string_view text) const override {
-    std::vector<int32_t> ids;
-    while (!text.empty()) {
-      const size_t size = std::min(text.find('\n'), text.size());
-      const auto some = pieces_->encode(text.substr(0, size));
-      ids.insert(ids.end(), some.begin(), some.end());
-      if (size < text.size()) ids.push_back(line_end_);
-      text.remove_prefix(std::min(size + 1, text.size()));
+    return encode_from(text, /*within=*/false);
+  }
+
+  // A piece that begins a word holds the space before it, so this is the missing one's.
+  std::vector<std::vector<int32_t>> encode_parts(
+      std::span<const std::string_view> parts) const override {
+    std::vector<std::vector<int32_t>> all;
+    for (std::string_view part : parts) {
+      if (all.size() + 1 < parts.size() && part.ends_with(' ')) part.remove_suffix(1);
+      all.push_back(encode_from(part, /*within=*/!all.empty()));
     }
-    return ids;
+    return all;
   }
 
   std::string decode(std::span<const int32_t> ids) const override {
@@ -161,10 +172,30 @@ class PieceLines final : public TextTokens {
   std::string describe() const override {
     return "sentencepiece by lines, " + std::to_string(ids()) + " ids";
   }
-  bool keeps_bytes() const override { return true; }
+  int64_t unknown(std::string_view, std::span<const int32_t> ids) const override {
+    return std::ranges::count(ids, pieces_->unknown());
+  }
+  bool keep(std::string_view text, std::span<const int32_t> ids) const override {
+    return decode(ids) == text;
+  }
+  int32_t unwritten() const override { return pieces_->unknown(); }
   std::string saved() const override { return pieces_->saved(); }
 
  private:
+  std::vector<int32_t> encode_from(std::string_view text, bool within) const {
+    std::vector<int32_t> ids;
+    while (!text.empty()) {
+      const size_t size = std::min(text.find('\n'), text.size());
+      const std::string_view line = text.substr(0, size);
+      const auto some = within ? pieces_->encode_within(line) : pieces_->encode(line);
+      ids.insert(ids.end(), some.begin(), some.end());
+      if (size < text.size()) ids.push_back(line_end_);
+      text.remove_prefix(std::min(size + 1, text.size()));
+      within = false;
+    }
+    return ids;
+  }
+
   std::shared_ptr<const Tokenizer> pieces_;
   int32_t line_end_;
 };
@@ -179,6 +210,7 @@ std::shared_ptr<const TextTokens> build_pieces(const TokenizerOptions& options,
     });
   TokenizerOptions pieces = options;
   pieces.more_ids = 1;
+  pieces.exact = true;
   const std::string_view texts[] = {text};
   return std::make_shared<PieceLines>(build_tokenizer(pieces, texts));
 }
@@ -188,6 +220,13 @@ std::shared_ptr<const TextTokens> build_pieces(const TokenizerOptions& options,
 }
 
 }  // namespace
+
+std::vector<std::vector<int32_t>> TextTokens::encode_parts(
+    std::span<const std::string_view> parts) const {
+  std::vector<std::vector<int32_t>> all;
+  for (const std::string_view part : parts) all.push_back(encode(part));
+  return all;
+}
 
 std::shared_ptr<const TextTokens> build_text_tokens(const TokenizerOptions& options,
                                                     const EachText& each_text) {

@@ -18,13 +18,21 @@ namespace longspan {
 namespace {
 
 constexpr std::string_view kMagic = "longspan tokens\n";
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 2;
 constexpr size_t kWord = 8;
 
-using Footer = std::array<uint64_t, 6>;
+struct Footer {
+  uint64_t ids = 0, words = 0, bytes = 0, documents = 0, unknown = 0, kept = 0,
+           ids_checksum = 0, frame_checksum = 0;
+};
 
 std::string_view bytes_of(const auto& list) {
   return {reinterpret_cast<const char*>(list.data()), list.size() * sizeof(list[0])};
+}
+
+// All but the last.
+std::string_view numbers_of(const Footer& footer) {
+  return {reinterpret_cast<const char*>(&footer), sizeof(footer) - kWord};
 }
 
 size_t rounded(size_t size) { return (size + kWord - 1) / kWord * kWord; }
@@ -98,15 +106,15 @@ void TokenFileWriter::add(std::span<const int32_t> ids) {
 void TokenFileWriter::commit(const TextCounts& counts) {
   const auto size = static_cast<size_t>(count_) * static_cast<size_t>(width_);
   write_frame(std::string(rounded(size) - size, '\0'));
-  Footer footer = {static_cast<uint64_t>(count_),
-                   static_cast<uint64_t>(counts.words),
-                   static_cast<uint64_t>(counts.bytes),
-                   static_cast<uint64_t>(counts.documents),
-                   ids_checksum_,
-                   0};
-  const std::string_view numbers = bytes_of(footer).substr(0, 5 * kWord);
-  footer[5] = crc32c(numbers, frame_checksum_);
-  file_.write(bytes_of(footer));
+  Footer footer{.ids = static_cast<uint64_t>(count_),
+                .words = static_cast<uint64_t>(counts.words),
+                .bytes = static_cast<uint64_t>(counts.bytes),
+                .documents = static_cast<uint64_t>(counts.documents),
+                .unknown = static_cast<uint64_t>(counts.unknown),
+                .kept = counts.kept,
+                .ids_checksum = ids_checksum_};
+  footer.frame_checksum = crc32c(numbers_of(footer), frame_checksum_);
+  file_.write({reinterpret_cast<const char*>(&footer), sizeof(footer)});
   file_.commit();
 }
 
@@ -140,7 +148,7 @@ TokenFile open_token_file(const std::string& path) {
           "; write it again");
   Footer footer = {};
   const size_t footer_at = all.size() - sizeof(footer);
-  std::memcpy(footer.data(), all.data() + footer_at, sizeof(footer));
+  std::memcpy(&footer, all.data() + footer_at, sizeof(footer));
   TokenFile file;
   try {
     const size_t vocabulary = header.at("vocabulary");
@@ -151,22 +159,24 @@ TokenFile open_token_file(const std::string& path) {
           width == width_of_ids(file.facts.ids));
     file.facts.vocabulary = all.substr(vocabulary_at, vocabulary);
     const size_t ids_at = rounded(vocabulary_at + vocabulary);
-    check(ids_at <= footer_at && footer[0] <= all.size());
-    const size_t ids_size = footer[0] * static_cast<size_t>(width);
+    check(ids_at <= footer_at && footer.ids <= all.size());
+    const size_t ids_size = footer.ids * static_cast<size_t>(width);
     check(ids_at + rounded(ids_size) == footer_at);
     uint32_t checksum = crc32c(all.substr(0, ids_at));
     checksum =
         crc32c(all.substr(ids_at + ids_size, footer_at - ids_at - ids_size), checksum);
-    checksum = crc32c(all.substr(footer_at, 5 * kWord), checksum);
-    check(checksum == footer[5]);
-    file.tokens = {all.data() + ids_at, width, static_cast<int64_t>(footer[0]),
-                   static_cast<uint32_t>(footer[4]), mapped};
+    checksum = crc32c(numbers_of(footer), checksum);
+    check(checksum == footer.frame_checksum);
+    file.tokens = {all.data() + ids_at, width, static_cast<int64_t>(footer.ids),
+                   static_cast<uint32_t>(footer.ids_checksum), mapped};
   } catch (const nlohmann::json::exception&) {
     check(false);
   }
-  file.counts = {.bytes = static_cast<int64_t>(footer[2]),
-                 .words = static_cast<int64_t>(footer[1]),
-                 .documents = static_cast<int64_t>(footer[3])};
+  file.counts = {.bytes = static_cast<int64_t>(footer.bytes),
+                 .words = static_cast<int64_t>(footer.words),
+                 .documents = static_cast<int64_t>(footer.documents),
+                 .unknown = static_cast<int64_t>(footer.unknown),
+                 .kept = footer.kept != 0};
   return file;
 }
 

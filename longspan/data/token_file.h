@@ -3,8 +3,9 @@
 //   "longspan tokens\n", 8 bytes: the size of the header, the header (JSON: version,
 //   kind of tokens, ids, width, size of the vocabulary), the vocabulary, zeros up to a
 //   multiple of 8 bytes; the ids, of 2 or 4 bytes; zeros up to a multiple of 8; then 8
-//   bytes each: how many ids, words, bytes and documents, the CRC-32C of the ids, and
-//   that of all that is not ids. Numbers are little-endian.
+//   bytes each: how many ids, words, bytes, documents and unknown tokens, whether the
+//   ids say all of the text, the CRC-32C of the ids, and that of all that is not ids.
+//   Numbers are little-endian.
 
 #pragma once
 

@@ -50,6 +50,10 @@ class Windows : public TextDataset {
   }
 
   bool apart() const override { return options_.apart; }
+  double unknown_share() const override {
+    return static_cast<double>(text_.unknown) /
+           static_cast<double>(text_.tokens.size());
+  }
 
  protected:
   int64_t longest_of(std::span<const int64_t> numbers,

@@ -13,9 +13,11 @@ namespace longspan {
 // A dataset that is cut from a text, of which it knows the size.
 class TextDataset : public Dataset {
  public:
-  // Of what is asked; 0: not known.
+  // Of what is asked; 0: not known, or not told by its tokens.
   virtual int64_t words() const = 0;
   virtual int64_t bytes() const = 0;
+  // Of its tokens, that stand for words or pieces that have none.
+  virtual double unknown_share() const = 0;
   // Whether windows share tokens.
   virtual bool overlaps() const { return false; }
   // Whether a token sees its own document only.
@@ -24,7 +26,8 @@ class TextDataset : public Dataset {
 
 struct TokenText {
   TokenList tokens = {};
-  int64_t words = 0, bytes = 0;  // 0: not known
+  int64_t words = 0, bytes = 0;  // 0: not known, or not told by the tokens
+  int64_t unknown = 0;           // tokens
 };
 
 struct WindowOptions {

@@ -94,6 +94,8 @@ class Words final : public Tokenizer {
     return text;
   }
 
+  int32_t unknown() const override { return kUnknown; }
+
   std::string describe() const override {
     return "words " + std::string(lower_case_ ? "in lower case" : "as written") + ", " +
            std::to_string(ids()) + " ids";
@@ -181,7 +183,7 @@ std::shared_ptr<const Tokenizer> build_tokenizer(
   if (!options.model.empty())
     return sentencepiece().open(read_file(options.model), options.model);
   check_vocabulary(options);
-  return sentencepiece().train(options.vocabulary, options.more_ids, texts);
+  return sentencepiece().train(options, texts);
 }
 
 std::shared_ptr<const Tokenizer> restore_tokenizer(const std::string& kind,

@@ -17,8 +17,14 @@ class Tokenizer {
 
   virtual int64_t ids() const = 0;  // how many there are, padding included
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
+  // Of a text that goes on within a line.
+  virtual std::vector<int32_t> encode_within(std::string_view text) const {
+    return encode(text);
+  }
   // Text that has these ids, as far as they tell; without unknown and other ids.
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
+  // The id of what has none of its own; -1: there is none.
+  virtual int32_t unknown() const { return -1; }
   virtual std::string describe() const = 0;  // "bytes, 257 ids"
 
   // What restore_tokenizer() needs beside the kind.
@@ -33,8 +39,10 @@ struct TokenizerOptions {
   bool lower_case = true;      // of words, ASCII letters only
   std::string model = {};      // of sentencepiece: a model file, whose vocabulary
                                // is taken whole; empty: train one
-  int64_t more_ids = 0;        // of sentencepiece that is trained: so many of
-                               // `vocabulary` the caller adds
+  // Of sentencepiece that is trained:
+  int64_t more_ids = 0;  // so many of `vocabulary` the caller adds
+  bool exact = false;    // spaces and signs are kept as they are, those without a piece
+                         // byte by byte, which takes 256 ids
 };
 
 // Bytes: id = byte + 1. Words: maximal runs of letters, digits and non-ASCII bytes, and

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <set>
 
 #include <torch/types.h>
 #include <torch/utils.h>
@@ -247,15 +248,18 @@ std::vector<Continuation> generate(LanguageModel& model,
 
 std::vector<std::vector<std::vector<Guess>>> fill_masks(
     LanguageModel& model, const std::vector<std::vector<int32_t>>& texts, int64_t mask,
-    int64_t count, const Record* carry) {
+    int64_t count, std::vector<int64_t> never, const Record* carry) {
   require(model.sees() == LanguageModel::Sees::all,
           "a model that sees the past alone fills no masks; it continues texts");
   require(!model.is_training(), "a model must be in evaluation to fill masks");
   require(mask >= 0 && mask < model.ids(), "the mask must be an id of the model, 0 to ",
           model.ids() - 1, ", got ", mask);
-  require(count >= 1 && count <= model.ids() - 2,
-          "the number of guesses must be between 1 and ", model.ids() - 2, ", got ",
-          count);
+  require(count >= 1, "the number of guesses must be 1 or more, got ", count);
+  never.push_back(mask);
+  const auto excluded =
+      static_cast<int64_t>(std::set(never.begin(), never.end()).size());
+  count = std::min(count, model.ids() - excluded);
+  require(count >= 1, "none of the ", model.ids(), " ids may be guessed");
   const torch::NoGradGuard without_gradients;
   std::vector<std::vector<std::vector<Guess>>> filled;
   for (size_t i = 0; i < texts.size(); ++i) {
@@ -271,12 +275,10 @@ std::vector<std::vector<std::vector<Guess>>> fill_masks(
     if (is_of_model(model.carry())) pass.carry = &kept;
     const Tensor x = model.forward(ids, torch::ones_like(ids, torch::kBool), pass);
     const Tensor rows = (ids.select(0, 0) == mask).nonzero().squeeze(1);
-    // Neither padding nor the mask itself.
-    const Tensor never =
-        torch::tensor({int64_t{0}, mask}, torch::kLong).to(ids.device());
+    const Tensor excluded_ids = torch::tensor(never, torch::kLong).to(ids.device());
     const auto [log_p, likeliest] =
         model.log_probabilities(x.select(0, 0).index_select(0, rows))
-            .index_fill(1, never, -std::numeric_limits<double>::infinity())
+            .index_fill(1, excluded_ids, -std::numeric_limits<double>::infinity())
             .topk(count, 1);
     const Tensor shares = log_p.exp().to(torch::kDouble).cpu().contiguous(),
                  best = likeliest.cpu().contiguous();

@@ -67,10 +67,11 @@ struct Guess {
   double probability = 0;
 };
 
-// For every place of a text that holds `mask`, in order, the `count` likeliest ids. The
-// model must be in evaluation and one that sees all tokens.
+// For every place of a text that holds `mask`, in order, the `count` likeliest ids
+// besides the mask and those of `never`, or all where there are fewer. The model must
+// be in evaluation and one that sees all tokens.
 std::vector<std::vector<std::vector<Guess>>> fill_masks(
     LanguageModel& model, const std::vector<std::vector<int32_t>>& texts, int64_t mask,
-    int64_t count, const Record* carry = nullptr);
+    int64_t count, std::vector<int64_t> never = {0}, const Record* carry = nullptr);
 
 }  // namespace longspan

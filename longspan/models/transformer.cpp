@@ -129,6 +129,16 @@ Tensor sinusoids(int64_t count, int64_t width) {
   return table;
 }
 
+// How far tokens are from the first one of their segment, [B, N] both. Those of a
+// segment stand together.
+Tensor places_in(const Tensor& segment) {
+  const Tensor at =
+      torch::arange(segment.size(1), segment.options().dtype(torch::kLong));
+  const Tensor begins = torch::constant_pad_nd(
+      segment.slice(1, 1).ne(segment.slice(1, 0, -1)).to(torch::kLong), {1, 0});
+  return at - std::get<0>((at * begins).cummax(1));
+}
+
 std::vector<int64_t> cutoffs_of(const Value& value) {
   std::vector<int64_t> cutoffs;
   const auto* const list = value.as<Value::List>();
@@ -511,8 +521,12 @@ Tensor Transformer::with_front(const Tensor& x) const {
 Tensor Transformer::placed(const Tensor& x, int64_t first, Pass& pass) {
   // Rounded once, after the positions; and gradients of many tokens add up unrounded.
   Tensor y = x;
-  if (options_.positions == "sinusoidal" || options_.positions == "learned")
-    y = y + spread(positions(first, y.size(1), y), y.sizes());
+  if (options_.positions == "sinusoidal" || options_.positions == "learned") {
+    const Tensor table = positions(first, y.size(1), y);
+    y = y + (pass.mask.segment.defined()
+                 ? torch::embedding(table, places_in(pass.mask.segment))
+                 : spread(table, y.sizes()));
+  }
   y = y.to(vocabulary_->type());
   pass.draw.enter(0);
   const Key key = pass.draw.key();
@@ -618,9 +632,9 @@ Stream Transformer::forward(const Tensor& ids, const Tensor& tokens, Pass& pass,
   require(ids.size(1) <= inputs_.longest, "the model is made for sequences of ",
           inputs_.longest, " tokens, got ", ids.size(1));
   require(
-      options_.memory_tokens == 0 || !pass.mask.segment.defined(),
-      "model.memory_tokens: every token sees the memory, so a row must be one text, ",
-      "got mask.segment");
+      front_ == 0 || !pass.mask.segment.defined(),
+      "model.memory_tokens, model.global_tokens: all see the tokens in front, so a ",
+      "row must be one text, got mask.segment");
   pass.mask.causal = inputs_.causal;
   if (segment_ > 0) return in_segments(embedded(ids, kinds), tokens, pass);
   // In decoding what stands in front comes with the first tokens.

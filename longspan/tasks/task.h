@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "longspan/base/config.h"
@@ -79,11 +80,16 @@ struct Task {
   std::string text_column = {};  // of texts in a user's file
   // Text that a user gives to the ids that the model reads.
   std::function<std::vector<int32_t>(const std::string& text)> encode = {};
+  // The same of a text of which tokens are missing between its parts.
+  std::function<std::vector<std::vector<int32_t>>(
+      std::span<const std::string_view> parts)>
+      encode_parts = {};
   // And back, for tasks whose answers are tokens.
   std::function<std::string(std::span<const int32_t> ids)> decode = {};
   // Ids that are no text; -1: there is none.
   int32_t end_of_text = -1;  // between documents
   int32_t mask = -1;         // stands for a hidden token
+  int32_t unwritten = -1;    // stands for text, but decode() leaves it out
   // What restore_task() needs beside the options: two small files.
   std::string saved_labels = {}, saved_vocabulary = {};
 

@@ -23,7 +23,11 @@ void prepare(Task& task, const TaskOptions& options,
   task.text_column = options.text;
   task.facts.push_back(tokens->describe());
   task.encode = [tokens](const std::string& text) { return tokens->encode(text); };
+  task.encode_parts = [tokens](std::span<const std::string_view> parts) {
+    return tokens->encode_parts(parts);
+  };
   task.decode = [tokens](std::span<const int32_t> ids) { return tokens->decode(ids); };
+  task.unwritten = tokens->unwritten();
 }
 
 Task named(const TaskOptions& options) {
@@ -77,16 +81,22 @@ void check(const Task& task, const TaskOptions& options) {
   });
 }
 
-TokenText text_of(TokenBuffer&& buffer, const TextCounts& counts, bool keeps_bytes) {
-  return {.tokens = std::move(buffer).list(),
-          .words = counts.words,
-          .bytes = keeps_bytes ? counts.bytes : 0};
+// What tokens do not tell is not to be counted against them.
+TokenText text_of(const TokenList& tokens, const TextCounts& counts) {
+  return {.tokens = tokens,
+          .words = counts.unknown == 0 ? counts.words : 0,
+          .bytes = counts.kept ? counts.bytes : 0,
+          .unknown = counts.unknown};
 }
 
 void set_split(Task& task, const TaskOptions& options, size_t split,
                const TokenText& text) {
   require(text.tokens.size() > 0, "task.", kSplits[split],
           ": no text is left for it; give larger shares or another file");
+  if (text.unknown > 0)
+    task.facts.push_back(std::string(kSplits[split]) + ": " +
+                         std::to_string(text.unknown) + " of " +
+                         std::to_string(text.tokens.size()) + " tokens are unknown");
   task.texts[kSplits[split]] = windows(task, options, text, /*judged=*/split > 0);
 }
 
@@ -100,22 +110,31 @@ TokenFile open_of_kind(const TaskOptions& options, const std::string& path) {
   return file;
 }
 
+// Of the text that is trained on.
+void check_documents(const TaskOptions& options, const std::string& path,
+                     const TextCounts& counts) {
+  argument([&] {
+    require(options.documents == "joined" || counts.documents > 0,
+            "task.documents: ", path, " is one long text, which has no documents to ",
+            "keep ", options.documents, "; use joined");
+  });
+}
+
 TokenText mapped_text(const TaskOptions& options, const std::string& path,
                       const std::string& vocabulary) {
   const TokenFile file = open_of_kind(options, path);
   require(file.facts.vocabulary == vocabulary, path,
           ": its vocabulary is not the one that is trained with");
-  const auto tokens = restore_text_tokens(file.facts.kind, vocabulary);
-  return {.tokens = file.tokens,
-          .words = file.counts.words,
-          .bytes = tokens->keeps_bytes() ? file.counts.bytes : 0};
+  return text_of(file.tokens, file.counts);
 }
 
 Task open_tokens(const TaskOptions& options) {
   Task task = named(options);
   const std::string train = in_data(options, options.train);
   const std::array<std::string, 3> files = {options.train, options.valid, options.test};
-  const std::string vocabulary = open_of_kind(options, train).facts.vocabulary;
+  const TokenFile file = open_of_kind(options, train);
+  check_documents(options, train, file.counts);
+  const std::string& vocabulary = file.facts.vocabulary;
   argument([&] {
     require(
         !options.valid.empty() && !options.test.empty(), train,
@@ -145,9 +164,9 @@ Task open(const TaskOptions& options) {
   std::vector<TokenBuffer> buffers(kSplits.size(), TokenBuffer(task.ids));
   const auto counts = splits.encode(*tokens, task.end_of_text,
                                     {buffers.data(), &buffers[1], &buffers[2]});
+  check_documents(options, in_data(options, options.train), counts[0]);
   for (size_t i = 0; i < kSplits.size(); ++i)
-    set_split(task, options, i,
-              text_of(std::move(buffers[i]), counts[i], tokens->keeps_bytes()));
+    set_split(task, options, i, text_of(std::move(buffers[i]).list(), counts[i]));
   return task;
 }
 
@@ -178,8 +197,7 @@ std::shared_ptr<const Dataset> read(const Task& task, const TaskOptions& options
   TokenBuffer buffer(task.ids);
   const TextCounts counts =
       encode_text(TextFiles(path, options.text), *tokens, task.end_of_text, buffer);
-  return windows(task, options,
-                 text_of(std::move(buffer), counts, tokens->keeps_bytes()),
+  return windows(task, options, text_of(std::move(buffer).list(), counts),
                  /*judged=*/true);
 }
 

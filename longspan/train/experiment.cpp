@@ -165,8 +165,9 @@ int64_t forward_flops(const TaskModel& model, const Task& task, int64_t length,
   const torch::NoGradGuard without_gradients;
   const Batch batch = random_batch(task, 1, length).to(device);
   Pass pass;
+  const auto objective = model.objective(task);
   const int64_t before = flops_counted();
-  model.objective(task)->evaluate(batch, pass);
+  objective->evaluate(batch, pass);
   return flops_counted() - before;
 }
 
@@ -274,22 +275,20 @@ std::vector<Prediction> TrainedModel::predict(const std::vector<std::string>& te
 namespace {
 
 // The ids of a text in which `mask` stands for hidden tokens.
-std::vector<int32_t> ids_with_masks(const Task& task, const std::string& text,
+std::vector<int32_t> ids_with_masks(const Task& task, std::string_view text,
                                     const std::string& mask) {
+  std::vector<std::string_view> parts;
+  for (size_t at; (at = text.find(mask)) != text.npos;
+       text.remove_prefix(at + mask.size()))
+    parts.push_back(text.substr(0, at));
+  require(!parts.empty(), "there is no ", mask, " in it to be filled");
+  parts.push_back(text);
   std::vector<int32_t> ids;
-  const auto read = [&](const std::string& part) {
-    if (part.empty()) return;
-    const auto more = task.encode(part);
-    ids.insert(ids.end(), more.begin(), more.end());
-  };
-  size_t first = 0;
-  for (size_t at; (at = text.find(mask, first)) != std::string::npos;
-       first = at + mask.size()) {
-    read(text.substr(first, at - first));
+  for (const auto& part : task.encode_parts(parts)) {
+    ids.insert(ids.end(), part.begin(), part.end());
     ids.push_back(task.mask);
   }
-  require(first > 0, "there is no ", mask, " in it to be filled");
-  read(text.substr(first));
+  ids.pop_back();
   return ids;
 }
 
@@ -306,9 +305,14 @@ std::vector<Filled> TrainedModel::fill(const std::vector<std::string>& texts,
     } catch (const Error& error) {
       fail("text ", i + 1, ": ", error.what());
     }
+    // As all texts that it was trained on end.
+    if (std::ssize(all.back()) < model.language->longest())
+      all.back().push_back(task.end_of_text);
   }
-  const auto guesses = fill_masks(*model.language, all, task.mask,
-                                  std::min(count, model.language->ids() - 2), &carry);
+  std::vector<int64_t> never = {0, task.end_of_text};
+  if (task.unwritten >= 0) never.push_back(task.unwritten);
+  const auto guesses =
+      fill_masks(*model.language, all, task.mask, count, never, &carry);
   std::vector<Filled> filled(texts.size());
   for (size_t i = 0; i < texts.size(); ++i) {
     auto place = guesses[i].begin();

@@ -250,6 +250,31 @@ foreach(goal IN ITEMS next masked)
 endforeach()
 expect(0 "word perplexity" ${PROGRAM} eval next-direct --context 8)
 expect(0 "word perplexity" ${PROGRAM} eval next-tokens --file text/text.txt)
+file(WRITE ${folder}/rare.txt "Ada saw nobody else.\n")
+expect(0 "unknown share" ${PROGRAM} eval next-tokens --file rare.txt)
+
+# A vocabulary in bands; sizes that a mechanism takes from a length.
+expect(0 "right on the test set" ${text} --task.train text.txt --model.cutoffs "[20, 40]"
+       --attention blockwise --out bands)
+expect(0 "word perplexity" ${PROGRAM} eval bands)
+expect(0 "\n$" ${PROGRAM} generate bands "Ada saw" --tokens 12)
+
+# What cannot be is said before anything is written.
+set(rows "text\n")
+foreach(i RANGE 1 30)
+  string(APPEND rows "the text number ${i} of all\n")
+endforeach()
+file(WRITE ${folder}/documents.tsv "${rows}")
+set(apart ${text} --data . --task.train documents.tsv --task.documents apart --out apart)
+expect(2 "task.documents: apart: linear: takes no segments" ${apart} --attention linear)
+expect(2 "model.attention: mixed: bigbird" ${text} --task.train text.txt --attention mixed
+       --model.heads 4 --out apart)
+expect(2 "train.batch, 600, must be at most the [0-9]+ examples" ${text} --task.train text.txt
+       --attention transformer_xl --model.positions none --train.batch 600 --out apart)
+if(EXISTS ${folder}/apart)
+  message(SEND_ERROR "a run that was refused left a folder")
+endif()
+expect(0 "right on the test set" ${apart})
 
 # A language model of a user's text: it goes on with what it has read, and fills masks.
 string(REPEAT "the cat sat on the mat. the dog ran to the man.\n" 150 lines)
@@ -268,6 +293,9 @@ foreach(seed IN ITEMS 1 2)
   set(all_${seed} "${printed}")
 endforeach()
 expect(0 "" ${PROGRAM} ${drawn} --seed 1 "the" "mat" --samples 2 --batch 1 --threads 1)
+foreach(all IN ITEMS printed all_1 all_2)  # but for rounding
+  string(REGEX REPLACE "(-?[0-9]+\\.[0-9]+(e-[0-9]+)?)" "" ${all} "${${all}}")
+endforeach()
 if(NOT printed STREQUAL all_1 OR all_1 STREQUAL all_2)
   message(SEND_ERROR "what is drawn must depend on the seed alone:\n${printed}${all_1}${all_2}")
 endif()
@@ -281,8 +309,30 @@ expect(0 "" ${train_text} --task.goal masked --task.pairs false --model.layers 2
        --out masked)
 expect(0 "\"filled\":\"the cat sat on the mat. the dog ran\",\"masks\":...\"token\":\"a\",\"probability\":"
        ${PROGRAM} predict masked "the c<>t sat on the m<>t. the dog ran" --mask <> --guesses 2)
+string(REPEAT "the cat sat on the mat\nthe dog ran to the man\nthe cow lay in the hay\n" 60 lines)
+file(WRITE ${folder}/lines.tsv "text\n${lines}")
+expect(0 "" ${train_text} --task.train lines.tsv --task.tokens words --task.longest 14
+       --task.goal masked --task.pairs false --model.layers 2 --model.positions t5
+       --train.learning_rate 0.005 --train.steps 300 --out words)
+expect(0 "\"filled\":\"the cat sat on the mat\",\"masks\":...\"token\":\"sat\"" ${PROGRAM} predict
+       words "the cat [MASK] on the mat")
+expect(0 "\"filled\":\"the dog ran to the man\"" ${PROGRAM} predict words
+       "the dog ran to the [MASK]")
 expect(1 "text 1: there is no .MASK. in it to be filled" ${PROGRAM} predict masked "the")
 expect(1 "masked is a run of the task text, whose model continues no text; `longspan predict` asks it"
        ${PROGRAM} generate masked "the")
 expect(1 "early is a run of the task listops, whose model continues no text"
        ${PROGRAM} generate early "[MAX 1 2 ]")
+
+# The most that decoding keeps, also where the context ends a block.
+set(sizes "")
+expect(0 "state_bytes" ${PROGRAM} bench decode --mechanisms "{name: local, block: 16}"
+       --contexts 64,90 --tokens 2 --layers 1 --embedding 16 --heads 2 --json)
+string(REGEX MATCHALL "\"state_bytes\":[0-9]+" sizes "${printed}")
+list(REMOVE_DUPLICATES sizes)
+list(LENGTH sizes count)
+if(NOT count EQUAL 1 OR sizes MATCHES ":0$")
+  message(SEND_ERROR "a block's state at its largest, at any context: ${sizes}")
+endif()
+expect(1 "bigbird at 16: .*no causal form" ${PROGRAM} bench decode
+       --mechanisms bigbird --contexts 16 --tokens 1)

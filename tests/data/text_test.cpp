@@ -3,6 +3,8 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
 #include <fstream>
 #include <set>
 
@@ -116,6 +118,41 @@ TEST_F(Files, AreOneLongTextOrDocuments) {
   EXPECT_FALSE(TextFiles(folder_ / "a.txt").in_documents());
   EXPECT_TRUE(TextFiles(folder_ / "wiki_00").in_documents());
   EXPECT_TRUE(TextFiles(folder_ / "books").in_documents());
+}
+
+// A file in an archive, as tar writes it.
+std::string member(const std::string& name, const std::string& contents,
+                   char type = '0') {
+  std::array<char, 512> header = {};
+  std::ranges::copy(name, header.begin());
+  std::ranges::copy(std::string("0000644"), header.begin() + 100);
+  std::snprintf(header.data() + 124, 12, "%011zo", contents.size());
+  header[156] = type;
+  std::ranges::copy(std::string("ustar"), header.begin() + 257);
+  std::string all(header.begin(), header.end());
+  all += contents;
+  all.resize((all.size() + 511) / 512 * 512);
+  return all;
+}
+
+TEST_F(Files, OfAnArchiveAreDocuments) {
+  const std::string end(1024, '\0'), large = make_text(1'200'000, 2);
+  const std::string books = member("books/", "", '5') + member("books/b.txt", "two\n") +
+                            member("PaxHeader", "30 mtime=1\n", 'x') +
+                            member("books/._b.txt", "hidden") + member("empty", "") +
+                            member("books/a.txt", large);
+  EXPECT_EQ(documents(write("books.tar", books + end)), "two\n||" + large + "|");
+  EXPECT_TRUE(TextFiles(folder_ / "books.tar").in_documents());
+  EXPECT_EQ(documents(write("any", books)), "two\n||" + large + "|");
+  const auto complaint = [&](const std::string& bytes) {
+    const std::string path = write("a.tar", bytes);
+    return refusal([&] { documents(path); }).substr(path.size());
+  };
+  EXPECT_EQ(complaint(books.substr(0, books.size() - 600)), " is damaged or cut off");
+  EXPECT_EQ(complaint(member("a", "b") + std::string(512, 'x')),
+            " is damaged or cut off");
+  EXPECT_EQ(complaint(member("c4/a.jsonl.gz", "b") + end),
+            ": c4/a.jsonl.gz is no plain text; unpack the archive and give its folder");
 }
 
 TEST_F(Files, OfAnyLengthComeWhole) {
@@ -238,6 +275,11 @@ TEST(TextTokens, OfWordsAreThoseOfWikiText) {
       build_text_tokens({.kind = "words", .vocabulary = 5, .least_count = 2}, each);
   EXPECT_EQ(few->ids(), 5);
   EXPECT_EQ(few->encode("A word = a"), (std::vector<int32_t>{3, 4, 1, 1}));
+  // <unk> of the text itself is what it says.
+  const std::string_view unknown = "A <unk> = a";
+  EXPECT_EQ(few->unknown(unknown, few->encode(unknown)), 2);
+  EXPECT_EQ(few->unknown("A word", few->encode("A word")), 0);
+  EXPECT_FALSE(few->keep("A word", few->encode("A word")));
   EXPECT_NE(refusal([] { restore_text_tokens("words", "no"); }).find("list of words"),
             std::string::npos);
   EXPECT_NE(refusal([] { restore_text_tokens("wrods", ""); }).find("words"),
@@ -253,23 +295,105 @@ TEST(TextTokens, OfBytesAreAllBytes) {
   EXPECT_EQ(ids.back(), 256);
   EXPECT_EQ(tokens->decode(ids), all);
   EXPECT_EQ(tokens->decode(std::vector<int32_t>{0, 257, 258, 98}), "a");
+  EXPECT_TRUE(tokens->keep(all, ids));
+  EXPECT_EQ(tokens->unknown(all, ids), 0);
 }
 
-TEST(TextTokens, OfPiecesKeepLines) {
-  std::string text = make_text(20'000, 1);
-  std::ranges::replace(text, 'I', 'E');  // rare characters are unknown
-  std::shared_ptr<const longspan::TextTokens> tokens;
-  try {
-    tokens = build_text_tokens({.kind = "sentencepiece", .vocabulary = 120},
-                               [&](const auto& take) { take(text); });
-  } catch (const UsageError&) {
-    GTEST_SKIP() << "this build has no SentencePiece";
+class TextPieces : public Text {
+ protected:
+  using Ids = std::vector<int32_t>;
+
+  void SetUp() override {
+    const auto reason =
+        refusal([] { restore_text_tokens("sentencepiece", std::string(9, 'x')); });
+    if (reason.starts_with("this build has no SentencePiece")) GTEST_SKIP() << reason;
+    exact_ = build_text_tokens({.kind = "sentencepiece", .vocabulary = 400},
+                               [&](const auto& take) { take(text_); });
   }
-  EXPECT_LE(tokens->ids(), 120);
+
+  const std::string text_ = make_text(20'000, 1);
+  std::shared_ptr<const longspan::TextTokens> exact_;
+};
+
+TEST_F(TextPieces, KeepAllOfAnyText) {
+  EXPECT_LE(exact_->ids(), 400);
+  for (const std::string& text :
+       {text_, std::string("Ada  saw\tthe \u65e5\u672c river .  \n\n  Half \u00bd\n"),
+        std::string(1000, ' ')}) {
+    const auto ids = exact_->encode(text);
+    EXPECT_EQ(std::ranges::count(ids, exact_->ids() - 1),
+              std::ranges::count(text, '\n'));
+    EXPECT_EQ(exact_->decode(ids), text);
+    EXPECT_EQ(exact_->unknown(text, ids), 0);
+    EXPECT_TRUE(exact_->keep(text, ids));
+    EXPECT_EQ(restore_text_tokens("sentencepiece", exact_->saved())->encode(text), ids);
+  }
+  std::string rare;
+  for (int i = 0; i < 1000; ++i) rare += "\u65e5";
+  EXPECT_GE(exact_->encode(rare).size(), 3000u);
+  // What is no UTF-8 is not got back.
+  EXPECT_FALSE(exact_->keep("a\xff", exact_->encode("a\xff")));
+}
+
+TEST_F(TextPieces, OfAModelFileMayLackSome) {
+  const std::string_view lines[] = {text_};
+  const std::string path = write(
+      "model",
+      build_tokenizer({.kind = "sentencepiece", .vocabulary = 120}, lines)->saved());
+  const auto tokens =
+      build_text_tokens({.kind = "sentencepiece", .model = path}, [](const auto&) {});
+  const std::string text = "Ada saw \u65e5 there.";
   const auto ids = tokens->encode(text);
-  EXPECT_EQ(std::ranges::count(ids, tokens->ids() - 1), std::ranges::count(text, '\n'));
-  EXPECT_EQ(tokens->decode(ids), text);
-  EXPECT_EQ(restore_text_tokens("sentencepiece", tokens->saved())->encode(text), ids);
+  EXPECT_EQ(tokens->unknown(text, ids), 1);
+  EXPECT_EQ(std::ranges::count(ids, tokens->unwritten()), 1);
+  EXPECT_FALSE(tokens->keep(text, ids));
+  const std::string spaces = "Ada  saw";
+  EXPECT_EQ(tokens->unknown(spaces, tokens->encode(spaces)), 0);
+  EXPECT_FALSE(tokens->keep(spaces, tokens->encode(spaces)));
+
+  const auto count = [&](const std::string& contents) {
+    TokenBuffer sink(1000);
+    return encode_text(TextFiles(write("text", contents)), *tokens, 999, sink);
+  };
+  EXPECT_EQ(count(text).unknown, 1);
+  EXPECT_FALSE(count(text).kept);
+  EXPECT_TRUE(count("Ada saw\nthe river").kept);
+}
+
+// A part that goes on is cut as in the whole text; the space before what is missing is
+// its own.
+TEST_F(TextPieces, OfPartsAreThoseOfTheWhole) {
+  const std::string model =
+      write("model", build_tokenizer({.kind = "sentencepiece", .vocabulary = 120},
+                                     std::vector<std::string_view>{text_})
+                         ->saved());
+  const auto of_file =
+      build_text_tokens({.kind = "sentencepiece", .model = model}, [](const auto&) {});
+  for (const auto& tokens : {exact_, of_file}) {
+    const std::string whole = "the river.\nthe river";
+    const Ids all = tokens->encode(whole);
+    for (size_t missing = 0; missing < all.size(); ++missing) {
+      const std::span<const int32_t> ids(all);
+      std::string before = tokens->decode(ids.first(missing));
+      const std::string with = tokens->decode(ids.first(missing + 1));
+      if (with == before || with.back() == '\n') continue;  // begins a line
+      // A space that the missing piece begins with.
+      if (whole[before.size()] == ' ') before += ' ';
+      const std::string_view parts[] = {before,
+                                        std::string_view(whole).substr(with.size())};
+      const auto found = tokens->encode_parts(parts);
+      ASSERT_EQ(found.size(), 2);
+      const auto at = all.begin() + static_cast<int64_t>(missing);
+      EXPECT_EQ(found[0], Ids(all.begin(), at)) << missing;
+      EXPECT_EQ(found[1], Ids(at + 1, all.end())) << missing;
+    }
+    const std::string_view sentence[] = {"the river", "."};
+    const auto end = tokens->encode_parts(sentence)[1];
+    EXPECT_EQ(end, Ids{tokens->encode("the river.").back()});
+  }
+  const auto bytes = restore_text_tokens("bytes", "");
+  const std::string_view parts[] = {"a ", " b"};
+  EXPECT_EQ(bytes->encode_parts(parts), (std::vector<Ids>{{98, 33}, {33, 99}}));
 }
 
 TEST_F(Splits, CountBytesWordsAndDocuments) {
@@ -310,7 +434,8 @@ TEST_F(TokensInFiles, AreWhatWasWritten) {
     TokenFileWriter writer(path, facts);
     writer.add(std::span(ids).first(2));
     writer.add(std::span(ids).subspan(2));
-    writer.commit({.bytes = 9, .words = 8, .documents = 7});
+    writer.commit(
+        {.bytes = 9, .words = 8, .documents = 7, .unknown = 6, .kept = most == 300});
     ASSERT_TRUE(is_token_file(path));
     const TokenFile file = open_token_file(path);
     EXPECT_EQ(file.facts.kind, "words");
@@ -319,6 +444,8 @@ TEST_F(TokensInFiles, AreWhatWasWritten) {
     EXPECT_EQ(file.counts.bytes, 9);
     EXPECT_EQ(file.counts.words, 8);
     EXPECT_EQ(file.counts.documents, 7);
+    EXPECT_EQ(file.counts.unknown, 6);
+    EXPECT_EQ(file.counts.kept, most == 300);
     ASSERT_EQ(file.tokens.size(), 5);
     for (int i = 0; i < 5; ++i) EXPECT_EQ(file.tokens[i], ids[i]);
     EXPECT_EQ(file.tokens.checksum(), text_of(ids, most).tokens.checksum());
@@ -333,7 +460,7 @@ TEST_F(TokensInFiles, AreWhatWasWritten) {
           << size;
     // Only the ids themselves are not read.
     const size_t ids_size = most == 300 ? 10 : 20;
-    const size_t ids_begin = whole.size() - 48 - (ids_size + 7) / 8 * 8;
+    const size_t ids_begin = whole.size() - 64 - (ids_size + 7) / 8 * 8;
     for (size_t at = 16; at < whole.size(); at += 3) {
       std::string damaged = whole;
       damaged[at] = static_cast<char>(damaged[at] ^ 1);
