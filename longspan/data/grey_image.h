@@ -14,9 +14,11 @@ struct GreyImage {
   std::vector<uint8_t> pixels = {};  // row by row, 0 black .. 255 white
 };
 
-// Colours become grey as (299 r + 587 g + 114 b + 500) / 1000.
-constexpr uint8_t grey_of(int red, int green, int blue) {
-  return static_cast<uint8_t>((299 * red + 587 * green + 114 * blue + 500) / 1000);
+// The grey of the Long Range Arena, which is TensorFlow's: (0.2989 r + 0.5870 g +
+// 0.1140 b) * 255.5 / 255, cut.
+constexpr uint8_t grey_of(int64_t red, int64_t green, int64_t blue) {
+  return static_cast<uint8_t>((2989 * red + 5870 * green + 1140 * blue) * 511 /
+                              5'100'000);
 }
 
 // What a PNG file shows, and the bytes of one; `name` is for messages. A build without

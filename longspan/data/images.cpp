@@ -9,6 +9,11 @@
 
 namespace longspan {
 
+void Images::reserve(int64_t images) {
+  brightness_.reserve(static_cast<size_t>(images * pixels_));
+  labels_.reserve(static_cast<size_t>(images));
+}
+
 void Images::add(std::span<const uint8_t> image, int64_t label) {
   require(static_cast<int64_t>(image.size()) == pixels_, "an image must have ", pixels_,
           " pixels, got ", image.size());

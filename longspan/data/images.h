@@ -16,6 +16,7 @@ class Images final : public Dataset {
  public:
   explicit Images(int64_t pixels) : pixels_(pixels) {}  // of each image
 
+  void reserve(int64_t images);
   void add(std::span<const uint8_t> image, int64_t label);
 
   int64_t size() const override { return static_cast<int64_t>(labels_.size()); }
@@ -36,8 +37,7 @@ class Images final : public Dataset {
 };
 
 // The bytes of a file of CIFAR-10's binary version: records of a label and 32 x 32
-// pixels, either in red, green and blue, or grey already. Grey is (299 r + 587 g + 114
-// b + 500) / 1000. `name` is for messages.
+// pixels, either in red, green and blue, or grey already. `name` is for messages.
 void add_cifar(Images& images, std::string_view bytes, const std::string& name);
 
 }  // namespace longspan

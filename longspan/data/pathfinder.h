@@ -48,6 +48,14 @@ struct PathfinderImage {
   double margin = 0;                 // around dashes, as drawn
 };
 
+// The key of an image of those that a seed gives.
+inline Key pathfinder_key(uint64_t seed, uint64_t number) {
+  return mix(Key{seed}, number);
+}
+
+// The label of the image of a key.
+int pathfinder_label(Key key);
+
 // One image. The same key gives the same image.
 PathfinderImage generate_pathfinder(const PathfinderOptions& options, Key key);
 

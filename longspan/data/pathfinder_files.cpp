@@ -98,7 +98,7 @@ std::vector<PathfinderImage> draw_pathfinder(const PathfinderOptions& options,
   at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
       images[static_cast<size_t>(i)] = generate_pathfinder(
-          options, mix(Key{seed}, static_cast<uint64_t>(first + i)));
+          options, pathfinder_key(seed, static_cast<uint64_t>(first + i)));
   });
   return images;
 }

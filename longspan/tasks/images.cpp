@@ -4,13 +4,13 @@
 #include "longspan/data/images.h"
 
 #include <unistd.h>
-#include <cmath>
 
 #include "longspan/base/error.h"
 #include "longspan/base/read_file.h"
 #include "longspan/data/byte_source.h"
 #include "longspan/data/packed_file.h"
 #include "longspan/data/pathfinder_files.h"
+#include "longspan/data/pathfinder_images.h"
 #include "longspan/tasks/kinds.h"
 #include "longspan/tasks/parts.h"
 
@@ -33,15 +33,6 @@ Task of_images(const char* name, int64_t side, const TaskOptions& options) {
     return ids;
   };
   return task;
-}
-
-// The numbers of drawn shares for "valid" and "test", and of what is left.
-struct Split {
-  Numbers train, valid, test;
-};
-
-int64_t share_of(double share, int64_t count) {
-  return std::lround(share * static_cast<double>(count));
 }
 
 // --- CIFAR-10 ---
@@ -75,6 +66,7 @@ std::string cifar_file(const std::string& folder, const std::string& name) {
 
 std::shared_ptr<const Images> chosen(const Images& images, const Numbers& numbers) {
   auto made = std::make_shared<Images>(images.length(0));
+  made->reserve(std::ssize(numbers));
   for (const int64_t number : numbers)
     made->add(images.image(number), images.label(number));
   return made;
@@ -141,7 +133,7 @@ Task outline_pathfinder(const TaskOptions& options) {
   return restore_pathfinder(options, {}, {});
 }
 
-// Images drawn in memory, as many as the release has.
+// Images that are drawn when they are read, as many as the release has.
 Task draw(Task task, const TaskOptions& options) {
   const auto drawn = arena_pathfinder(options.size, options.difficulty);
   const struct {
@@ -152,11 +144,8 @@ Task draw(Task task, const TaskOptions& options) {
                {"test", options.judged, 20000, int64_t{1} << 41}};
   for (const auto& [split, most, standard, first] : parts) {
     const int64_t count = most > 0 ? most : standard;
-    auto images = std::make_shared<Images>(task.longest);
-    for (const PathfinderImage& image : draw_pathfinder(
-             drawn, static_cast<uint64_t>(options.split_seed), first, count))
-      images->add(image.pixels, image.label);
-    task.texts[split] = images;
+    task.texts[split] = std::make_shared<PathfinderImages>(
+        drawn, static_cast<uint64_t>(options.split_seed), first, count);
     task.facts.push_back(std::string(split) + ": " + std::to_string(count) +
                          " drawn by this program, seed " +
                          std::to_string(options.split_seed));
@@ -167,6 +156,7 @@ Task draw(Task task, const TaskOptions& options) {
 std::shared_ptr<const Images> read_images(const std::vector<PathfinderFile>& files,
                                           const Numbers& numbers, int64_t side) {
   auto images = std::make_shared<Images>(side * side);
+  images->reserve(std::ssize(numbers));
   for (const int64_t number : numbers) {
     const PathfinderFile& file = files[static_cast<size_t>(number)];
     images->add(read_pathfinder(file, side), file.label);

@@ -1,6 +1,7 @@
 #include "longspan/data/images.h"
 
 #include "longspan/base/error.h"
+#include "longspan/data/grey_image.h"
 #include "tests/support/tensors.h"
 
 namespace longspan::testing {
@@ -29,9 +30,28 @@ TEST(Images, AreReadFromCifar) {
   add_cifar(images, record(0, {77}), "b.bin");
   ASSERT_EQ(images.size(), 3);
   EXPECT_EQ(images.label(0), 3);
-  EXPECT_EQ(images.image(0)[5], (299 * 10 + 587 * 200 + 114 * 30 + 500) / 1000);
+  EXPECT_EQ(images.image(0)[5], 124);
   EXPECT_EQ(images.image(1)[1023], 255);
   EXPECT_EQ(images.image(2)[0], 77);
+}
+
+// As TensorFlow computes it for the Arena, but for a few colours that are just at a
+// border.
+TEST(Images, HaveTheGreyOfTheArena) {
+  constexpr int kStep = 5;
+  constexpr float kShare = 1.0f / 255;
+  int colours = 0, others = 0;
+  for (int red = 0; red < 256; red += kStep)
+    for (int green = 0; green < 256; green += kStep)
+      for (int blue = 0; blue < 256; blue += kStep) {
+        const float grey =
+            kShare * red * 0.2989f + kShare * green * 0.5870f + kShare * blue * 0.1140f;
+        ++colours;
+        others += static_cast<int>(grey * 255.5f) != grey_of(red, green, blue);
+      }
+  EXPECT_LE(others, colours / 10000);
+  for (int value = 0; value < 256; ++value)
+    EXPECT_EQ(grey_of(value, value, value), value);
 }
 
 TEST(Images, BlackPixelsAreNoPadding) {

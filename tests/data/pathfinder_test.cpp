@@ -89,6 +89,89 @@ TEST(Pathfinder, LeavesCurvesApart) {
                       0.5);
 }
 
+TEST(Pathfinder, HasTheOptionsOfTheArena) {
+  struct Size {
+    int64_t size;
+    double dash, thickness, padding, marker, distance, continuity;
+    std::vector<double> margins;
+    int64_t distractor_dashes;  // of all distractors
+  };
+  const Size sizes[] = {{32, 2, 0.5, 1, 1.5, 7, 1, {1}, 20},
+                        {64, 5, 1, 1, 2.5, 12, 1.8, {1}, 22},
+                        {128, 5, 1.5, 1, 3, 20, 1.8, {2, 3}, 35},
+                        {256, 5, 2, 22, 5, 27, 1.8, {3}, 30}};
+  const std::pair<const char*, int64_t> kinds[] = {
+      {"easy", 6}, {"intermediate", 9}, {"hard", 14}};
+  for (const Size& size : sizes)
+    for (const auto& [difficulty, dashes] : kinds) {
+      const auto options = arena_pathfinder(size.size, difficulty);
+      EXPECT_EQ(options.size, size.size);
+      EXPECT_EQ(options.dashes, dashes);
+      EXPECT_EQ(options.distractor_dashes, dashes / 3);
+      EXPECT_EQ(options.distractors, size.distractor_dashes / (dashes / 3));
+      EXPECT_EQ(options.dash, size.dash);
+      EXPECT_EQ(options.thickness, size.thickness);
+      EXPECT_EQ(options.margins, size.margins);
+      EXPECT_EQ(options.padding, size.padding);
+      EXPECT_EQ(options.marker, size.marker);
+      EXPECT_EQ(options.distance, size.distance);
+      EXPECT_EQ(options.continuity, size.continuity);
+    }
+}
+
+TEST(Pathfinder, BeginsItsCurvesApartAndLeavesTheBorderFree) {
+  for (const int64_t size : {32, 64, 128, 256}) {
+    const auto options = arena_pathfinder(size, "easy");
+    for (const PathfinderImage& image : images(options, 20)) {
+      const auto &a = image.curves[0].front(), &b = image.curves[1].front();
+      EXPECT_NEAR(std::hypot(a.row - b.row, a.column - b.column), options.distance,
+                  1.5);
+      // But for marks, which are at the ends of curves.
+      const auto near_an_end = [&](int64_t row, int64_t column) {
+        return std::ranges::any_of(image.curves, [&](const auto& curve) {
+          const auto &first = curve.front(), &last = curve.back();
+          const double reach = options.marker + 1;
+          const auto y = static_cast<double>(row), x = static_cast<double>(column);
+          return std::hypot(first.row - y, first.column - x) <= reach ||
+                 std::hypot(last.row + options.dash * std::sin(last.angle) - y,
+                            last.column + options.dash * std::cos(last.angle) - x) <=
+                     reach;
+        });
+      };
+      const auto border = static_cast<int64_t>(options.padding);
+      for (int64_t row = 0; row < size; ++row)
+        for (int64_t column = 0; column < size; ++column) {
+          const int64_t in = std::min({row, column, size - 1 - row, size - 1 - column});
+          if (in >= border || near_an_end(row, column)) continue;
+          EXPECT_EQ(image.pixels[static_cast<size_t>(row * size + column)], 0);
+        }
+    }
+  }
+}
+
+TEST(Pathfinder, FindsRoomForNearlyAllDistractors) {
+  const auto share = [](int64_t size, const char* difficulty, int count) {
+    const auto options = arena_pathfinder(size, difficulty);
+    int64_t placed = 0;
+    for (const PathfinderImage& image : images(options, count))
+      placed += image.distractors;
+    return static_cast<double>(placed) /
+           static_cast<double>(count * options.distractors);
+  };
+  EXPECT_GT(share(32, "easy", 60), 0.995);
+  EXPECT_GT(share(32, "hard", 60), 0.87);
+  EXPECT_GT(share(64, "easy", 40), 0.98);
+  EXPECT_GT(share(128, "easy", 20), 0.98);
+}
+
+TEST(Pathfinder, TellsALabelWithoutDrawing) {
+  for (uint64_t i = 0; i < 20; ++i) {
+    const Key key = pathfinder_key(3, i);
+    EXPECT_EQ(generate_pathfinder(arena_pathfinder(32, "easy"), key).label,
+              pathfinder_label(key));
+  }
+}
+
 TEST(Pathfinder, GivesOneImageForOneKey) {
   const auto options = arena_pathfinder(64, "intermediate");
   const auto one = images(options, 3), again = images(options, 3);
