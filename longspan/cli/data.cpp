@@ -1,19 +1,21 @@
-#include <unistd.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <memory>
 #include <span>
 
+#include "longspan/base/checksum.h"
 #include "longspan/base/error.h"
+#include "longspan/base/progress.h"
 #include "longspan/base/whole_file.h"
 #include "longspan/base/words.h"
 #include "longspan/cli/commands.h"
 #include "longspan/cli/data_origins.h"
+#include "longspan/data/byte_source.h"
 #include "longspan/data/grey_image.h"
 #include "longspan/data/listops.h"
 #include "longspan/data/made_text.h"
+#include "longspan/data/packed_file.h"
 #include "longspan/data/pathfinder_files.h"
 #include "longspan/data/token_file.h"
 #include "longspan/tasks/task.h"
@@ -35,7 +37,7 @@ void check_free(const std::string& path, bool overwrite) {
 }
 
 struct ListOpsFiles {
-  std::string folder;
+  std::string folder, data;
   int64_t train = 96000, valid = 2000, test = 2000;
   uint64_t seed = 1;
   ListOpsOptions options = {};
@@ -82,10 +84,25 @@ void make_listops(const ListOpsFiles& files) {
             << '\n';
 }
 
+// Reads what is in a folder as the task does, and says what it is.
+void check_data(const TaskOptions& options, int64_t official) {
+  const Task task = open_task(options);
+  for (const std::string& fact : task.facts) std::cout << fact << '\n';
+  for (const Reference& reference : task.references)
+    std::cout << reference.name << ": " << percent(reference.accuracy) << " right\n";
+  int64_t all = 0;
+  for (const char* split : {"train", "valid", "test"}) all += task.split(split).size();
+  std::cout << all << " in all, "
+            << (all == official ? "as many as" : std::to_string(official) + " are")
+            << " in the official files\n";
+}
+
+constexpr int64_t kPathfinderImages = 200000;  // of the release
+
 struct PathfinderFiles {
-  std::string folder, picture;
+  std::string folder, picture, data;
   std::string difficulty = "hard";
-  int64_t size = 32, count = 200000;
+  int64_t size = 32, count = kPathfinderImages;
   uint64_t seed = 1;
 };
 
@@ -95,11 +112,9 @@ void make_pathfinder(const PathfinderFiles& files) {
       files.folder + "/" + pathfinder_folder(files.size, files.difficulty);
   require(!std::filesystem::exists(folder), folder,
           " is there already; choose another folder");
-  const bool live = isatty(STDERR_FILENO);
-  write_pathfinder(folder, options, files.seed, files.count, [&](int64_t done) {
-    if (live) std::cerr << '\r' << done << " of " << files.count << std::flush;
-  });
-  if (live) std::cerr << '\n';
+  const Progress progress("drawing images", files.count);
+  write_pathfinder(folder, options, files.seed, files.count,
+                   [&](int64_t done) { progress.tell(done); });
   std::cout << folder << ": " << files.count << " images\n";
 }
 
@@ -137,9 +152,13 @@ void add_pathfinder(CLI::App& verb) {
       "Examples:\n"
       "  longspan data pathfinder --out DIR --size 128 # Path-X: 200,000 images\n"
       "  longspan data pathfinder --picture pathfinder.png\n"
+      "  longspan data pathfinder --data DIR --size 64 # checks such files\n"
       "The official archive has them as well: "
-      "https://storage.googleapis.com/long-range-arena/lra_release.gz.\n"
-      "Without --data the task pathfinder draws its images itself, in memory.");
+      "https://storage.googleapis.com/long-range-arena/lra_release.gz\n"
+      "(no checksum of it is published; there are 200,000 images of each size and\n"
+      "difficulty, one of them empty). Without --data the task pathfinder draws its\n"
+      "images itself, in memory, anew for every process: 64 x 64 hard ones take about\n"
+      "15 ms of a core each, 128 x 128 ones 5 ms, the others less than 1 ms.");
   const auto files = std::make_shared<PathfinderFiles>();
   auto* const out = pathfinder->add_option("--out", files->folder,
                                            "the folder to write pathfinder32/.. to");
@@ -147,6 +166,9 @@ void add_pathfinder(CLI::App& verb) {
       pathfinder->add_option("--picture", files->picture,
                              "a PNG file to draw a few images of each difficulty");
   out->excludes(picture);
+  pathfinder->add_option("--data", files->data, "checks the files in this folder")
+      ->excludes(out)
+      ->excludes(picture);
   pathfinder->add_option("--size", files->size, "pixels a side: 32, 64, 128 or 256")
       ->capture_default_str();
   pathfinder
@@ -160,9 +182,18 @@ void add_pathfinder(CLI::App& verb) {
       ->capture_default_str();
   add_threads(*pathfinder);
   pathfinder->callback([=] {
-    if (files->folder.empty() && files->picture.empty())
+    if (files->folder.empty() && files->picture.empty() && files->data.empty())
       throw UsageError(
-          "--out is required: the folder to write to (or --picture, a PNG file)");
+          "--out is required: the folder to write to (or --picture, a PNG file, or "
+          "--data, a folder to check)");
+    if (!files->data.empty()) {
+      check_data({.name = "pathfinder",
+                  .data = files->data,
+                  .size = files->size,
+                  .difficulty = files->difficulty},
+                 kPathfinderImages);
+      return;
+    }
     argument([&] { arena_pathfinder(files->size, files->difficulty); });
     if (files->picture.empty()) {
       make_pathfinder(*files);
@@ -173,6 +204,15 @@ void add_pathfinder(CLI::App& verb) {
               << " pixels each; easy, intermediate and hard; in every second image the "
                  "marks are at the ends of one curve\n";
   });
+}
+
+void check_file(const std::string& folder, const OfficialFile& official) {
+  for (const char* const place : {"/", "/cifar-10-batches-bin/"}) {
+    const std::string path = found_file(folder + place + official.name);
+    if (!fs::exists(path)) continue;
+    const bool same = crc32c(read_unpacked(path)) == official.crc32c;
+    std::cout << path << (same ? ": the official file\n" : ": not the official file\n");
+  }
 }
 
 // Data that this program cannot make: where it comes from, and whether it is there.
@@ -186,10 +226,8 @@ void add_origin(CLI::App& verb, const Origin& origin) {
       std::cout << origin.text;
       return;
     }
-    const Task task = open_task({.name = origin.task, .data = *folder});
-    for (const std::string& fact : task.facts) std::cout << fact << '\n';
-    for (const Reference& reference : task.references)
-      std::cout << reference.name << ": " << percent(reference.accuracy) << " right\n";
+    check_data({.name = origin.task, .data = *folder}, origin.examples);
+    for (const OfficialFile& file : origin.files) check_file(*folder, file);
   });
 }
 
@@ -316,9 +354,17 @@ void add_data(CLI::App& program) {
   listops->footer(
       "Examples:\n"
       "  longspan data listops --out listops            # as many as the Arena has\n"
-      "  longspan data listops --out short --min-length 50 --max-length 200 --seed 2");
+      "  longspan data listops --out short --min-length 50 --max-length 200 --seed 2\n"
+      "  longspan data listops --data DIR               # checks such files\n"
+      "The official archive has them as well, 96,000, 2,000 and 2,000 examples in\n"
+      "lra_release/lra_release/listops-1000/: "
+      "https://storage.googleapis.com/long-range-arena/lra_release.gz\n"
+      "(7.7 GB; no checksum of it is published, --data checks every expression).");
   const auto files = std::make_shared<ListOpsFiles>();
-  listops->add_option("--out", files->folder, "the folder to write to")->required();
+  auto* const out =
+      listops->add_option("--out", files->folder, "the folder to write to");
+  listops->add_option("--data", files->data, "checks the files in this folder")
+      ->excludes(out);
   const auto count = [&](const char* name, int64_t& value, const char* help) {
     listops->add_option(name, value, help)
         ->capture_default_str()
@@ -335,6 +381,13 @@ void add_data(CLI::App& program) {
   count("--max-args", files->options.max_args, "of an operator");
   listops->add_flag("--overwrite", files->overwrite, "replace files that are there");
   listops->callback([=] {
+    if (!files->data.empty()) {
+      constexpr int64_t kRelease = 100000;
+      check_data({.name = "listops", .data = files->data}, kRelease);
+      return;
+    }
+    if (files->folder.empty())
+      throw UsageError("--out is required: the folder to write to");
     argument([&] { return generate_listops(0, files->seed, files->options); });
     make_listops(*files);
   });

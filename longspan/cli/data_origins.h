@@ -2,14 +2,26 @@
 
 #pragma once
 
-#include <string_view>
+#include <cstdint>
+#include <span>
 
 namespace longspan::cli {
+
+struct OfficialFile {
+  const char* name;
+  uint32_t crc32c;
+};
+
+// Those whose MD5 the text below names.
+inline constexpr OfficialFile kCifarFiles[] = {{"data_batch_1.bin", 0x73ec3b6c},
+                                               {"test_batch.bin", 0x19590d6c}};
 
 struct Origin {
   const char* task;     // the name of the task, and of the verb
   const char* summary;  // a line
   const char* text;     // where the files come from and how to train on them
+  int64_t examples;     // in the official files
+  std::span<const OfficialFile> files = {};  // whose checksum is known here
 };
 
 inline constexpr Origin kOrigins[] = {
@@ -26,7 +38,8 @@ inline constexpr Origin kOrigins[] = {
      "    label (0 or 1), rating, number and text between tabs, without header\n"
      "\n"
      "  longspan data imdb --data DIR    checks them\n"
-     "  longspan train -c configs/lra/imdb/dense.yaml --data DIR --out RUN\n"},
+     "  longspan train -c configs/lra/imdb/dense.yaml --data DIR --out RUN\n",
+     50000},
     {"retrieval", "pairs of papers, the Retrieval task of the Long Range Arena",
      "Do two papers cite one another? Pairs of the ACL Anthology Network (Radev et al. "
      "2013) as\nthe Long Range Arena released them: 147,086 to train on, 18,090 to "
@@ -34,7 +47,10 @@ inline constexpr Origin kOrigins[] = {
      "by, 17,437 to\njudge by.\n"
      "\n"
      "  the official archive, 7.7 GB, from\n"
-     "    https://storage.googleapis.com/long-range-arena/lra_release.gz\n"
+     "    https://storage.googleapis.com/long-range-arena/lra_release.gz (no checksum "
+     "of "
+     "it is\n"
+     "    published: compare the numbers of pairs)\n"
      "    tar xzf lra_release.gz         gives lra_release/lra_release/tsv_data/\n"
      "                                   new_aan_pairs.{train,eval,test}.tsv\n"
      "  or pairs_{train,valid,test}.tsv (label and two names between tabs) with "
@@ -42,7 +58,8 @@ inline constexpr Origin kOrigins[] = {
      "    (name and text), which may be packed (.xz, .gz): other pairs, other numbers\n"
      "\n"
      "  longspan data retrieval --data DIR    checks them\n"
-     "  longspan train -c configs/lra/retrieval/dense.yaml --data DIR --out RUN\n"},
+     "  longspan train -c configs/lra/retrieval/dense.yaml --data DIR --out RUN\n",
+     147086 + 18090 + 17437},
     {"cifar10", "images, the Image task of the Long Range Arena",
      "CIFAR-10 (Krizhevsky 2009), made grey: 50,000 images of 32 x 32 to train on and "
      "10,000 to judge by.\n"
@@ -60,7 +77,8 @@ inline constexpr Origin kOrigins[] = {
      "  label and 1,024 pixels\n"
      "\n"
      "  longspan data cifar10 --data DIR    checks them\n"
-     "  longspan train -c configs/lra/cifar10/dense.yaml --data DIR --out RUN\n"},
+     "  longspan train -c configs/lra/cifar10/dense.yaml --data DIR --out RUN\n",
+     60000, kCifarFiles},
 };
 
 }  // namespace longspan::cli

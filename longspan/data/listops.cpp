@@ -1,9 +1,10 @@
 #include "longspan/data/listops.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <numeric>
 #include <unordered_set>
 
@@ -12,6 +13,7 @@
 #include "longspan/base/error.h"
 #include "longspan/base/random.h"
 #include "longspan/base/whole_file.h"
+#include "longspan/data/packed_file.h"
 #include "longspan/data/random_words.h"
 
 namespace longspan {
@@ -251,28 +253,34 @@ void write_listops(const std::string& path, std::span<const ListOpsExample> exam
 }
 
 std::vector<ListOpsExample> read_listops(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  require(file.is_open(), "cannot read ", path, ": ", std::strerror(errno),
-          "; `longspan data listops --out DIR` makes such files");
+  const std::string found = found_file(path);
+  require(access(found.c_str(), F_OK) == 0, "cannot read ", path, ": ",
+          std::strerror(errno), "; `longspan data listops --out DIR` makes such files");
   std::vector<ListOpsExample> examples;
-  std::string line;
-  int64_t number = 1;
-  for (; std::getline(file, line); ++number) {
-    const std::string where = path + ", line " + std::to_string(number) + ": ";
-    if (line.ends_with('\r')) line.pop_back();
+  bool empty = true, label_first = false;
+  for_each_line(path, [&](std::string_view line, int64_t number) {
+    const std::string where = found + ", line " + std::to_string(number) + ": ";
+    const auto is_digit = [&](size_t at) { return line[at] >= '0' && line[at] <= '9'; };
+    empty = false;
     if (number == 1) {
-      require(line == "Source\tTarget", where, "must be 'Source', tab, 'Target', got '",
+      label_first = line.size() > 2 && is_digit(0) && line[1] == '\t';
+      require(label_first || line == "Source\tTarget", where,
+              "must be 'Source', tab, 'Target', or a digit, tab, an expression, got '",
               line.substr(0, 60), "'");
-      continue;
+      if (!label_first) return;
     }
     const size_t tab = line.find('\t');
-    require(tab != line.npos && tab + 2 == line.size() && line[tab + 1] >= '0' &&
-                line[tab + 1] <= '9',
-            where, "must be an expression, tab, a digit, got '",
-            line.substr(line.size() - std::min<size_t>(line.size(), 60)), "'");
+    const bool fits =
+        tab != line.npos && (label_first ? tab == 1 && is_digit(0)
+                                         : tab + 2 == line.size() && is_digit(tab + 1));
+    require(fits, where, "must be ",
+            label_first ? "a digit, tab, an expression" : "an expression, tab, a digit",
+            ", got '", line.substr(line.size() - std::min<size_t>(line.size(), 60)),
+            "'");
     try {
-      ListOpsExample example{parse_listops(std::string_view(line).substr(0, tab)),
-                             line[tab + 1] - '0'};
+      const auto text = label_first ? line.substr(2) : line.substr(0, tab);
+      ListOpsExample example{parse_listops(text),
+                             line[label_first ? 0 : tab + 1] - '0'};
       const int value = evaluate(example.expression);
       require(value == example.label, "the label is ", example.label,
               " but the expression gives ", value);
@@ -280,10 +288,9 @@ std::vector<ListOpsExample> read_listops(const std::string& path) {
     } catch (const Error& error) {
       fail(where, error.what());
     }
-  }
-  require(!file.bad(), "cannot read ", path, ": ", std::strerror(errno));
-  require(number > 1, path, " is empty; it must begin with 'Source', tab, 'Target'");
-  require(!examples.empty(), path, " has no examples after its first line");
+  });
+  require(!empty, found, " is empty; it must begin with 'Source', tab, 'Target'");
+  require(!examples.empty(), found, " has no examples after its first line");
   return examples;
 }
 

@@ -64,7 +64,9 @@ std::vector<int32_t> listops_ids(std::span<const uint8_t> expression);
 // lines that end in carriage return and line feed. A file appears whole or not at all.
 void write_listops(const std::string& path, std::span<const ListOpsExample> examples);
 
-// Checks every line, and every label by evaluating the expression.
+// Reads such a file, or one of the original data set, which has no header and the label
+// before the expression; either may be packed (data/packed_file.h). Checks every line,
+// and every label by evaluating the expression.
 std::vector<ListOpsExample> read_listops(const std::string& path);
 
 }  // namespace longspan

@@ -138,8 +138,10 @@ Task open(const TaskOptions& options) {
   const Source source = source_of(options);
   const Reviews train = source.read("train"), test = source.read("test");
   Numbers learned = all_numbers(std::ssize(train)), valid;
-  const auto share =
-      static_cast<int64_t>(options.valid_share * static_cast<double>(learned.size()));
+  const int64_t share = share_of(options.valid_share, std::ssize(train));
+  require(share > 0 || options.valid_share == 0, "imdb: task.valid_share ",
+          options.valid_share, " of ", train.size(),
+          " reviews leaves none to choose by; 0 chooses by the test set");
   const Key key{static_cast<uint64_t>(options.split_seed)};
   if (share > 0) valid = draw_out(learned, share, key);
   learned = limited(std::move(learned), options, "train", source.name("train"), task);

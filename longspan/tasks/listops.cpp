@@ -1,10 +1,13 @@
-// ListOps in the files of the Long Range Arena; see data/listops.h.
+// ListOps in the files of the Long Range Arena, or in those of the original data set;
+// see data/listops.h.
 
 #include <unistd.h>
 
 #include "longspan/base/error.h"
 #include "longspan/data/listops.h"
+#include "longspan/data/packed_file.h"
 #include "longspan/tasks/kinds.h"
+#include "longspan/tasks/parts.h"
 
 namespace longspan {
 namespace {
@@ -33,16 +36,20 @@ Task restore(const TaskOptions& options, const std::string&, const std::string&)
   return task;
 }
 
-Examples read_file_of(const Task& task, const std::string& path) {
+Examples encoded(const Task& task, const std::vector<ListOpsExample>& all,
+                 const Numbers& numbers) {
   Examples examples;
-  for (const auto& [expression, label] : read_listops(path))
+  for (const int64_t number : numbers) {
+    const auto& [expression, label] = all[static_cast<size_t>(number)];
     examples.add(listops_ids(expression), label, task.longest);
+  }
   return examples;
 }
 
 std::shared_ptr<const Dataset> read(const Task& task, const TaskOptions&,
                                     const std::string& path) {
-  return std::make_shared<Examples>(read_file_of(task, path));
+  const auto all = read_listops(path);
+  return std::make_shared<Examples>(encoded(task, all, all_numbers(std::ssize(all))));
 }
 
 Task outline(const TaskOptions& options) {
@@ -52,22 +59,69 @@ Task outline(const TaskOptions& options) {
   return task;
 }
 
+// The original data set's test set with the operators of the Arena.
+constexpr char kOriginal[] = "test_d20s.tsv";
+
+bool is_there(const TaskOptions& options, const char* file) {
+  return access(found_file(in_data(options, file)).c_str(), F_OK) == 0;
+}
+
+// All is drawn from that, or, where the training set is beside it, but the test.
+void open_original(Task& task, const TaskOptions& options) {
+  constexpr char kTrain[] = "train_d20s.tsv";
+  const Key key{static_cast<uint64_t>(options.split_seed)};
+  const auto judged = read_listops(in_data(options, kOriginal));
+  const bool whole = is_there(options, kTrain);
+  const auto all = whole ? read_listops(in_data(options, kTrain)) : judged;
+  const auto count = std::ssize(all);
+  Numbers learned = all_numbers(count);
+  Numbers test =
+      whole ? all_numbers(std::ssize(judged))
+            : draw_out(learned, share_of(options.test_share, count), mix(key, 1));
+  Numbers valid = draw_out(learned, share_of(options.valid_share, count), mix(key, 2));
+  const std::string drawn = drawn_from(whole ? kTrain : kOriginal, options);
+  require(!learned.empty() && !valid.empty() && !test.empty(),
+          "listops: too few expressions to split, ", drawn);
+  const auto part = [&](const char* split, Numbers numbers, const auto& of,
+                        const std::string& from) {
+    return encoded(task, of, limited(std::move(numbers), options, split, from, task));
+  };
+  task.train = part("train", std::move(learned), all, drawn);
+  task.valid = part("valid", std::move(valid), all, drawn);
+  task.test = part("test", std::move(test), judged, whole ? kOriginal : drawn);
+  task.facts.emplace_back(
+      "other expressions than the Long Range Arena's: not to be compared with "
+      "published numbers");
+}
+
+void open_arena(Task& task, const TaskOptions& options) {
+  const std::string folder = folder_with(
+      options,
+      {"", "listops-1000", "lra_release/listops-1000",
+       "lra_release/lra_release/listops-1000"},
+      "basic_train.tsv", "`longspan data listops --out DIR` makes such files");
+  const auto part = [&](const char* split, const std::string& file) {
+    const auto all = read_listops(folder + file);
+    return encoded(task, all,
+                   limited(all_numbers(std::ssize(all)), options, split, file, task));
+  };
+  task.train = part("train", "basic_train.tsv");
+  task.valid = part("valid", "basic_val.tsv");
+  task.test = part("test", "basic_test.tsv");
+}
+
 Task open(const TaskOptions& options) {
   if (options.data.empty())
     throw UsageError(
         "listops needs the folder of its files: --data DIR (`longspan data "
         "listops --out DIR` makes them)");
   Task task = restore(options, {}, {});
-  const std::string release = in_data(options, "listops-1000/");
-  const std::string folder = access((release + "basic_train.tsv").c_str(), F_OK) == 0
-                                 ? release
-                                 : in_data(options, "");
-  task.train = read_file_of(task, folder + "basic_train.tsv");
-  task.valid = read_file_of(task, folder + "basic_val.tsv");
-  task.test = read_file_of(task, folder + "basic_test.tsv");
+  if (is_there(options, kOriginal) && !is_there(options, "basic_train.tsv"))
+    open_original(task, options);
+  else
+    open_arena(task, options);
   task.references = {{"the commonest label of the outermost operator",
                       guess_accuracy(task.train, task.test, /*by_first=*/true)}};
-  task.facts.emplace_back("split as in the files basic_train, basic_val, basic_test");
   return task;
 }
 

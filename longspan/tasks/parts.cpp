@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "longspan/base/error.h"
@@ -16,6 +17,10 @@ Numbers all_numbers(int64_t count) {
   Numbers numbers(static_cast<size_t>(count));
   std::iota(numbers.begin(), numbers.end(), 0);
   return numbers;
+}
+
+int64_t share_of(double share, int64_t count) {
+  return std::lround(share * static_cast<double>(count));
 }
 
 Numbers draw_out(Numbers& numbers, int64_t count, Key key) {

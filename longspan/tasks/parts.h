@@ -15,6 +15,9 @@ using Numbers = std::vector<int64_t>;
 
 Numbers all_numbers(int64_t count);  // 0 .. count - 1
 
+// So many of `count`, rounded.
+int64_t share_of(double share, int64_t count);
+
 // Takes `count` drawn members out of `numbers`. Both keep their order.
 Numbers draw_out(Numbers& numbers, int64_t count, Key key);
 

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "longspan/base/error.h"
+#include "longspan/data/byte_source.h"
 #include "longspan/data/packed_file.h"
 #include "longspan/data/pairs.h"
 #include "longspan/tasks/kinds.h"
@@ -191,10 +192,28 @@ Task open(const TaskOptions& options) {
   return task;
 }
 
-std::shared_ptr<const Dataset> read(const Task& task, const TaskOptions&,
+// Whether a file of pairs has their texts, by its first line: a line of names is short.
+bool has_texts(const std::string& path) {
+  std::string line(1 << 12, '\0');
+  line.resize(open_bytes(found_file(path))->read(line.data(), line.size()));
+  const size_t end = line.find('\n');
+  return end == line.npos || columns(line.substr(0, end)).size() != 3;
+}
+
+std::shared_ptr<const Dataset> read(const Task& task, const TaskOptions& options,
                                     const std::string& path) {
   Library library(task, task.longest);
-  const auto pairs = read_pairs(path, /*with_texts=*/true, library);
+  const bool with_texts = has_texts(path);
+  if (!with_texts) {
+    std::string docs = path.substr(0, path.rfind('/') + 1) + "docs.tsv";
+    if (access(found_file(docs).c_str(), F_OK) != 0)
+      docs = in_data(options, "docs.tsv");
+    require(access(found_file(docs).c_str(), F_OK) == 0, path,
+            " has names of texts: docs.tsv, name and text between tabs, must be beside "
+            "it or in the folder that --data names");
+    read_documents(docs, library);
+  }
+  const auto pairs = read_pairs(path, with_texts, library);
   return pairs_of(pairs, all_numbers(std::ssize(pairs)), library);
 }
 

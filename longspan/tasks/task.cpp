@@ -44,7 +44,9 @@ Fields fields(TaskOptions& o) {
        0},
       {"examples",
        &o.examples,
-       "imdb, retrieval, cifar10, pathfinder: so many are drawn to train on; 0: all",
+       "listops, imdb, retrieval, cifar10, pathfinder: so many are drawn to train on; "
+       "0: "
+       "all",
        {},
        0},
       {"judged",

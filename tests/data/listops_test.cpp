@@ -10,6 +10,16 @@
 namespace longspan::testing {
 namespace {
 
+// "7\t( ( ( [MAX 2 ) 7 ) ] )\n0\t[MIN 0 9 ]\n" as xz writes it.
+constexpr unsigned char kOriginal[] = {
+    0xfd, 0x37, 0x7a, 0x58, 0x5a, 0x00, 0x00, 0x04, 0xe6, 0xd6, 0xb4, 0x46, 0x02, 0x00,
+    0x21, 0x01, 0x16, 0x00, 0x00, 0x00, 0x74, 0x2f, 0xe5, 0xa3, 0xe0, 0x00, 0x25, 0x00,
+    0x24, 0x5d, 0x00, 0x1b, 0x82, 0x41, 0x31, 0x4e, 0x18, 0x1f, 0xc2, 0xd9, 0xd1, 0x85,
+    0xfe, 0xe9, 0xe8, 0x4d, 0x40, 0x8e, 0x4c, 0x23, 0x2d, 0xcd, 0xf5, 0xc1, 0x1c, 0x29,
+    0x73, 0x4f, 0x7d, 0x0f, 0xb7, 0x98, 0x2c, 0xfa, 0x2d, 0x4a, 0x00, 0x00, 0x34, 0x99,
+    0x9d, 0x7b, 0x42, 0xd3, 0x0b, 0x0c, 0x00, 0x01, 0x40, 0x26, 0xd3, 0x7f, 0xf2, 0x02,
+    0x1f, 0xb6, 0xf3, 0x7d, 0x01, 0x00, 0x00, 0x00, 0x00, 0x04, 0x59, 0x5a};
+
 constexpr ListOpsOptions kShort{.min_length = 10, .max_length = 60};
 
 // The text by the rule itself: pairs, each in parentheses, nested to the left.
@@ -156,6 +166,23 @@ TEST(ListOps, ReadsTheFilesItWrites) {
   EXPECT_EQ(text, "Source\tTarget\r\n");
 }
 
+TEST(ListOps, ReadsTheOriginalDataSetPackedOrNot) {
+  const Folder folder;
+  std::ofstream(folder / "plain.tsv") << "7\t( ( ( [MAX 2 ) 7 ) ] )\n0\t[MIN 0 9 ]\n";
+  std::ofstream(folder / "packed.tsv.xz", std::ios::binary)
+      << std::string(std::begin(kOriginal), std::end(kOriginal));
+  for (const char* const name : {"plain.tsv", "packed.tsv", "packed.tsv.xz"}) {
+    std::vector<ListOpsExample> examples;
+    const std::string message =
+        refusal([&] { examples = read_listops(folder / name); });
+    if (message.find("this build has no") != message.npos) continue;
+    ASSERT_EQ(message, "accepted");
+    ASSERT_EQ(examples.size(), 2u);
+    EXPECT_EQ(examples[0].label, 7);
+    EXPECT_EQ(examples[1].expression, parse_listops("[MIN 0 9 ]"));
+  }
+}
+
 TEST(ListOps, NamesTheLineThatIsWrong) {
   const Folder folder;
   const std::string path = folder / "bad.tsv";
@@ -166,7 +193,11 @@ TEST(ListOps, NamesTheLineThatIsWrong) {
     return at == message.npos ? message : message.substr(at);
   };
   EXPECT_EQ(refusal_of("Text\tLabel\n"),
-            "bad.tsv, line 1: must be 'Source', tab, 'Target', got 'Text\tLabel'");
+            "bad.tsv, line 1: must be 'Source', tab, 'Target', or a digit, tab, an "
+            "expression, got 'Text\tLabel'");
+  EXPECT_EQ(refusal_of("2\t[MIN 2 3 ]\n[MIN 1 2 ]\t1\n"),
+            "bad.tsv, line 2: must be a digit, tab, an expression, got "
+            "'[MIN 1 2 ]\t1'");
   EXPECT_EQ(refusal_of(""),
             "bad.tsv is empty; it must begin with 'Source', tab, 'Target'");
   EXPECT_EQ(refusal_of("Source\tTarget\r\n[MIN 1 2 ]\t1\r\n[MIN 1 2 ] 1\r\n"),

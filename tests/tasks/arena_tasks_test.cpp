@@ -9,6 +9,7 @@
 #include "longspan/data/images.h"
 #include "longspan/data/pairs.h"
 #include "longspan/data/pathfinder_files.h"
+#include "longspan/data/pathfinder_images.h"
 #include "longspan/tasks/task.h"
 #include "tests/support/folder.h"
 #include "tests/support/tensors.h"
@@ -122,6 +123,18 @@ TEST_F(Imdb, IsDrawnInPart) {
   EXPECT_NE(open_task(from).train.fingerprint(), task.train.fingerprint());
 }
 
+TEST_F(Imdb, NeverChoosesByTheTestSetUnasked) {
+  write("imdb_train.tsv", reviews(20));
+  write("imdb_test.tsv", reviews(4));
+  TaskOptions from = options("imdb");
+  from.valid_share = 0.01;
+  EXPECT_EQ(refusal([&] { open_task(from); }),
+            "imdb: task.valid_share 0.01 of 20 reviews leaves none to choose by; 0 "
+            "chooses by the test set");
+  from.valid_share = 0.03;  // rounded
+  EXPECT_EQ(open_task(from).valid.size(), 1);
+}
+
 TEST_F(Imdb, IsOfWordsAsWell) {
   write("imdb_train.tsv", reviews(20));
   write("imdb_test.tsv", reviews(4));
@@ -224,6 +237,24 @@ TEST_F(Retrieval, IsReadFromPairsOfNames) {
   EXPECT_THROW(open_task(from), UsageError);
 }
 
+TEST_F(Retrieval, ReadsAFileOfEitherLayout) {
+  const Task task = restore_task({.name = "retrieval"}, "", "");
+  write("other/pairs.tsv", "1\ta\tb\n0\tb\ta\n");
+  const auto read = [&](const std::string& name) {
+    return read_examples(task, options("retrieval"), folder_ / name);
+  };
+  EXPECT_EQ(refusal([&] { read("other/pairs.tsv"); }),
+            (folder_ / "other/pairs.tsv") +
+                " has names of texts: docs.tsv, name and text between tabs, must be "
+                "beside it or in the folder that --data names");
+  write("docs.tsv", "a\tfirst\nb\tsecond\n");
+  const auto by_names = read("other/pairs.tsv");
+  write("texts.tsv", "1\ta\tb\tfirst\tsecond\n0\tb\ta\tsecond\tfirst\n");
+  EXPECT_EQ(by_names->fingerprint(), read("texts.tsv")->fingerprint());
+  write("other/docs.tsv", "a\tfirst\nb\tanother\n");  // beside it comes first
+  EXPECT_NE(read("other/pairs.tsv")->fingerprint(), by_names->fingerprint());
+}
+
 TEST_F(Retrieval, TakesTwoTextsWithATabBetween) {
   const Task task = restore_task({.name = "retrieval"}, "", "");
   EXPECT_EQ(encode_all(task, "ab\tc"),
@@ -261,7 +292,7 @@ TEST_F(Cifar10, IsReadFromTheOfficialBatches) {
   const auto& valid = dynamic_cast<const Images&>(task.split("valid"));
   ASSERT_EQ(valid.size(), 2);
   EXPECT_EQ(valid.label(1), 5);
-  EXPECT_EQ(valid.image(1)[0], (299 * 53 + 500) / 1000);
+  EXPECT_EQ(valid.image(1)[0], 15);
   EXPECT_EQ(dynamic_cast<const Images&>(task.split("test")).image(0)[7], 255);
   EXPECT_TRUE(has_fact(task, "train: 18, the first images of the training batches"));
 }
@@ -304,12 +335,20 @@ TEST_F(PathfinderTask, DrawsItsImagesItself) {
   EXPECT_EQ(task.labels, (std::vector<std::string>{"apart", "connected"}));
   EXPECT_EQ(task.split("train").size(), 6);
   EXPECT_EQ(task.split("valid").size(), 3);
-  const auto& train = dynamic_cast<const Images&>(task.split("train"));
+  const auto& train = dynamic_cast<const PathfinderImages&>(task.split("train"));
   const auto again = draw_pathfinder(arena_pathfinder(32, "easy"), 1, 0, 6);
   for (int i = 0; i < 6; ++i) {
-    EXPECT_TRUE(std::ranges::equal(train.image(i), again[i].pixels));
     EXPECT_EQ(train.label(i), again[i].label);
+    EXPECT_EQ(train.images().label(i), again[i].label);
+    EXPECT_TRUE(std::ranges::equal(train.images().image(i), again[i].pixels));
   }
+  const std::vector<int64_t> some = {4, 0};
+  EXPECT_TRUE(torch::equal(train.batch(some).ids, train.images().batch(some).ids));
+  // They are drawn once in a process.
+  const Task same = open_task(from);
+  const auto& other_train = dynamic_cast<const PathfinderImages&>(same.split("train"));
+  EXPECT_EQ(&other_train.images(), &train.images());
+  EXPECT_EQ(other_train.fingerprint(), train.fingerprint());
   EXPECT_NE(task.split("valid").fingerprint(), task.split("test").fingerprint());
   EXPECT_TRUE(has_fact(task, "train: 6 drawn by this program, seed 1"));
   EXPECT_TRUE(has_fact(task, "easy, curves of 6 dashes in 32 x 32"));
@@ -318,6 +357,15 @@ TEST_F(PathfinderTask, DrawsItsImagesItself) {
   EXPECT_NE(open_task(other).split("train").fingerprint(), train.fingerprint());
   other.size = 48;
   EXPECT_THROW(open_task(other), UsageError);
+}
+
+// So many would take hours.
+TEST_F(PathfinderTask, DrawsNothingBeforeItIsRead) {
+  const Task task = open_task(
+      {.name = "pathfinder", .examples = 1000000, .judged = 2000, .size = 64});
+  EXPECT_EQ(task.split("train").size(), 1000000);
+  EXPECT_EQ(task.split("train").fingerprint(), task.split("train").fingerprint());
+  EXPECT_EQ(task.split("test").length(1999), 4096);
 }
 
 TEST_F(PathfinderTask, IsReadFromTheReleasedLayout) {

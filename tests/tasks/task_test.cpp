@@ -1,6 +1,7 @@
 #include "longspan/tasks/task.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <set>
 
@@ -89,14 +90,51 @@ TEST_F(ListOpsTask, IsOfItsThreeFiles) {
   EXPECT_EQ(task.labels.size(), 10u);
   EXPECT_EQ(task.labels[9], "9");
   EXPECT_EQ(task.facts, (std::vector<std::string>{
-                            "expressions as 17 ids",
-                            "split as in the files basic_train, basic_val, basic_test",
+                            "expressions as 17 ids", "train: 30, basic_train.tsv",
+                            "valid: 7, basic_val.tsv", "test: 9, basic_test.tsv",
                             "at most " + std::to_string(longest) + " tokens"}));
   ASSERT_EQ(task.references.size(), 2u);
   EXPECT_EQ(task.references[0].name, "always the commonest label");
   EXPECT_EQ(task.references[0].accuracy, guess_accuracy(task.train, task.test, false));
   EXPECT_EQ(task.references[1].name, "the commonest label of the outermost operator");
   EXPECT_EQ(task.references[1].accuracy, guess_accuracy(task.train, task.test, true));
+}
+
+TEST_F(ListOpsTask, IsInTheFoldersOfTheArenaAndDrawnInPart) {
+  for (const char* const place : {"listops-1000", "lra_release/listops-1000",
+                                  "lra_release/lra_release/listops-1000"}) {
+    const std::string base = place;
+    const Folder root;
+    std::filesystem::create_directories(root / base);
+    for (const char* const name :
+         {"basic_train.tsv", "basic_val.tsv", "basic_test.tsv"})
+      write_listops(root / (base + "/" + name),
+                    generate_listops(9, 4, {.min_length = 5, .max_length = 40}));
+    const Task task =
+        open_task({.name = "listops", .data = root / "", .examples = 3, .judged = 2});
+    EXPECT_EQ(task.train.size(), 3);
+    EXPECT_EQ(task.valid.size(), 2);
+    EXPECT_EQ(task.test.size(), 2);
+    EXPECT_EQ(task.facts[1], "train: 3 drawn (seed 1) of 9, basic_train.tsv");
+  }
+}
+
+TEST_F(ListOpsTask, IsDrawnFromTheOriginalTestSet) {
+  std::string lines;
+  for (int i = 0; i < 40; ++i)
+    lines += std::to_string(i % 10) + "\t[MAX 0 " + std::to_string(i % 10) + " ]\n";
+  write("test_d20s.tsv", lines);
+  TaskOptions options{.name = "listops", .data = folder_ / ""};
+  const Task task = open_task(options);
+  EXPECT_EQ(task.train.size(), 32);
+  EXPECT_EQ(task.valid.size(), 4);
+  EXPECT_EQ(task.test.size(), 4);
+  EXPECT_EQ(task.facts[1], "train: 32, drawn from test_d20s.tsv, seed 1");
+  EXPECT_EQ(open_task(options).train.fingerprint(), task.train.fingerprint());
+  write("train_d20s.tsv", lines);
+  const Task whole = open_task(options);
+  EXPECT_EQ(whole.train.size(), 36);
+  EXPECT_EQ(whole.test.size(), 40);
 }
 
 TEST_F(ListOpsTask, IsCutAndRestored) {
