@@ -5,6 +5,7 @@
 // added to keep them from being 0, and no later key changes an earlier output.
 
 #include <cmath>
+#include <optional>
 
 #include "longspan/attention/dense_reference.h"
 #include "longspan/attention/feature_attention.h"
@@ -16,13 +17,22 @@ namespace {
 
 using torch::Tensor;
 
-constexpr double kLeastFeature = 1e-3;  // of the relu kernel
+constexpr double kLeastFeature = 1e-3;  // of the relu kernels
+
+constexpr char kBare[] = "bare_relu";
+
+bool has_logs(const Settings& settings) {
+  const std::string& kernel = settings.word("kernel");
+  return kernel != "relu" && kernel != kBare;
+}
 
 class Performer final : public Attention {
  public:
   Performer(const Settings& settings, const Sizes& sizes)
-      : random_(*this, settings, sizes, settings.word("kernel") == "cosh"),
-        options_{.log_features = settings.word("kernel") != "relu"} {}
+      : options_{.log_features = has_logs(settings)} {
+    if (settings.word("kernel") != kBare)
+      random_.emplace(*this, settings, sizes, settings.word("kernel") == "cosh");
+  }
 
   Sight sight(int64_t tokens, bool causal) override {
     return sight_of_sums(tokens, causal);
@@ -30,9 +40,9 @@ class Performer final : public Attention {
 
  private:
   Tensor run(const Tensor& q, const Tensor& k, const Tensor& v, Pass& pass) override {
-    random_.begin(pass);
+    if (random_) random_->begin(pass);
     const auto features = [this](const Tensor& x) {
-      return options_.log_features ? random_.logs(x) : rectified(at_least_float(x));
+      return options_.log_features ? random_->logs(x) : rectified(at_least_float(x));
     };
     return attend_by_features({.q = features(q), .k = features(k), .v = v}, options_,
                               pass);
@@ -40,11 +50,12 @@ class Performer final : public Attention {
 
   Tensor define(const Tensor& q, const Tensor& k, const Tensor& v,
                 Pass& pass) override {
-    random_.begin(pass);
+    if (random_) random_->begin(pass);
     const auto features = [this](const Tensor& x) {
-      if (options_.log_features) return random_.defined(x);
+      if (options_.log_features) return random_->defined(x);
+      if (!random_) return x.clamp_min(0) + kLeastFeature;
       const Tensor scaled = x / std::pow(static_cast<double>(x.size(3)), 0.25);
-      return scaled.matmul(random_.directions(x).transpose(1, 2)).clamp_min(0) +
+      return scaled.matmul(random_->directions(x).transpose(1, 2)).clamp_min(0) +
              kLeastFeature;
     };
     return define_by_features(features(q), features(k), v,
@@ -53,12 +64,13 @@ class Performer final : public Attention {
   }
 
   Tensor rectified(const Tensor& x) const {
+    if (!random_) return x.relu() + kLeastFeature;
     const Tensor along =
-        random_.directions(x) / std::pow(static_cast<double>(x.size(3)), 0.25);
+        random_->directions(x) / std::pow(static_cast<double>(x.size(3)), 0.25);
     return longspan::matmul(x, along.transpose(1, 2)).relu() + kLeastFeature;
   }
 
-  RandomFeatures random_;
+  std::optional<RandomFeatures> random_;
   LinearAttention options_;
 };
 
@@ -67,12 +79,15 @@ constexpr Setting kSettings[] = {
      .kind = Kind::word,
      .standard = "softmax",
      .help = "what the features stand for; cosh: softmax, every direction with its "
-             "opposite",
-     .choices = "softmax|cosh|relu"},
+             "opposite; bare_relu: no directions, what is positive of a query or key",
+     .choices = "softmax|cosh|relu|bare_relu"},
     kRandomFeatureSettings[0],
     kRandomFeatureSettings[1],
     kRandomFeatureSettings[2],
 };
+
+// Of the released code, whose features are no random ones.
+constexpr Preset kPresets[] = {{"lra", "{kernel: bare_relu}"}};
 
 }  // namespace
 
@@ -87,11 +102,14 @@ constinit const Mechanism catalogue::performer{
     .state = "sums over the keys: H*features*(dv + 1), and their scale",
     .state_size =
         [](const Settings& settings, const Sizes& sizes, int64_t) {
-          return sums_kept(sizes, settings.integer("features"),
-                           settings.word("kernel") != "relu");
+          const bool bare = settings.word("kernel") == kBare;
+          return sums_kept(sizes,
+                           bare ? sizes.head_width : settings.integer("features"),
+                           has_logs(settings));
         },
     .full = true,
     .settings = kSettings,
+    .presets = kPresets,
     .test_settings = "{features: 12, redraw: 2}",
     .make = made_as<Attention, Performer>(),
 };

@@ -86,6 +86,17 @@ TEST(Performer, ErrorFallsAsTheRootOfTheNumberOfFeatures) {
   }
 }
 
+TEST(Performer, MayHaveNoDirections) {
+  const auto performer = made(catalogue::performer, "{kernel: bare_relu}");
+  EXPECT_TRUE(performer->buffers().empty());
+  const auto x = random_tensors(3, {1, 4, 7, 8});
+  Pass pass;
+  const Tensor weights =
+      (x[0].relu() + 1e-3).matmul((x[1].relu() + 1e-3).transpose(2, 3));
+  const Tensor expected = weights.matmul(x[2]) / weights.sum(3, /*keepdim=*/true);
+  EXPECT_LT(error(performer->forward(x[0], x[1], x[2], pass), expected), 1e-6);
+}
+
 TEST(Performer, FeaturesAreThoseOfThePaper) {
   const auto x = random_tensors(3, {1, 4, 7, 8});
   for (const bool mirrored : {false, true}) {
