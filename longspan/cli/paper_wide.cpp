@@ -5,8 +5,8 @@
 #include <iostream>
 #include <memory>
 
+#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/generated/variable_factories.h>
 #include <torch/cuda.h>
 
 #include "longspan/base/error.h"
@@ -20,7 +20,6 @@
 #include "longspan/cli/paper_table.h"
 #include "longspan/cli/published.h"
 #include "longspan/cli/wide_models.h"
-#include "longspan/models/classifier.h"
 
 namespace longspan::cli {
 namespace {
@@ -36,41 +35,43 @@ struct TableOptions {
 struct Pair {
   const WideMechanism& mechanism;
   const WideTask& task;
+  Experiment deep = wide_experiment(mechanism, task, /*deep=*/true);
+  Experiment wide = wide_experiment(mechanism, task, /*deep=*/false);
   WidePair ours = {};
   std::string refused = {};
 };
 
-double mebibytes(const WideMechanism& mechanism, const WideTask& task, bool deep) {
+double mebibytes(const Experiment& experiment) {
   constexpr double kBytes = 12;  // of a parameter: itself and two moments of Adam
-  const auto parameters = static_cast<double>(
-      parameter_count(*make_wide_model(mechanism, task, deep).module));
-  return kBytes * parameters / (1 << 20);
+  const auto model = make_model(experiment, outline_task(experiment.task));
+  return kBytes * static_cast<double>(parameter_count(model.module())) / (1 << 20);
 }
 
 // Mean milliseconds of a forward pass over random sequences of full length, deep and
 // wide in turn.
-WidePair milliseconds(const WideMechanism& mechanism, const WideTask& task,
-                      const TableOptions& options, torch::Device device) {
+WidePair milliseconds(const Pair& pair, const TableOptions& options,
+                      torch::Device device) {
   const torch::NoGradGuard without_gradients;
-  const WideModel models[] = {make_wide_model(mechanism, task, /*deep=*/true),
-                              make_wide_model(mechanism, task, /*deep=*/false)};
-  for (const WideModel& model : models) model.module->to(device);
-  const int64_t sequences = (task.of_pairs ? 2 : 1) * options.batch;
+  const Task task = outline_task(pair.deep.task);
+  const TaskModel models[] = {make_model(pair.deep, task), make_model(pair.wide, task)};
+  for (const TaskModel& model : models) {
+    model.module().to(device);
+    model.module().eval();
+  }
   const auto wait = [&] {
     if (device.is_cuda()) torch::cuda::synchronize();
   };
   double seconds[] = {0, 0};
-  for (int64_t pass = -1; pass < options.passes; ++pass)  // the first warms up
+  for (int64_t number = -1; number < options.passes; ++number)  // the first warms up
     for (const size_t i : {0, 1}) {
-      const torch::Tensor ids =
-          torch::randint(1, task.ids, {sequences, task.longest}, torch::kLong)
-              .to(device);
+      const Batch batch = random_batch(task, options.batch, task.longest).to(device);
       wait();
       const Spent spent = spent_on([&] {
-        models[i].forward(ids);
+        Pass pass;
+        models[i].classifier->forward(batch.ids, batch.tokens, pass);
         wait();
       });
-      if (pass >= 0) seconds[i] += spent.wall;
+      if (number >= 0) seconds[i] += spent.wall;
     }
   const auto mean = [&](double sum) {
     return 1e3 * sum / static_cast<double>(options.passes);
@@ -81,10 +82,9 @@ WidePair milliseconds(const WideMechanism& mechanism, const WideTask& task,
 void fill(Pair& pair, const TableOptions& options, torch::Device device) {
   try {
     if (options.table == WideTable::sizes)
-      pair.ours = {mebibytes(pair.mechanism, pair.task, /*deep=*/true),
-                   mebibytes(pair.mechanism, pair.task, /*deep=*/false)};
+      pair.ours = {mebibytes(pair.deep), mebibytes(pair.wide)};
     else
-      pair.ours = milliseconds(pair.mechanism, pair.task, options, device);
+      pair.ours = milliseconds(pair, options, device);
   } catch (const Error& error) {
     pair.refused = error.what();
   } catch (const c10::Error& error) {
@@ -127,17 +127,24 @@ nlohmann::ordered_json json(const Pair& pair, const TableOptions& options) {
   for (const bool deep : {true, false}) {
     const auto& ours = deep ? pair.ours.deep : pair.ours.wide;
     const auto& theirs = deep ? printed.deep : printed.wide;
-    const int64_t layers = deep ? pair.task.layers : 1;
+    const TransformerOptions& model = (deep ? pair.deep : pair.wide).model;
     nlohmann::ordered_json cell = {{"mechanism", pair.mechanism.name},
-                                   {"attention", pair.mechanism.attention},
+                                   {"attention", model.attention.text()},
+                                   {"preset", model.preset},
                                    {"task", pair.task.name},
                                    {"shape", deep ? "deep" : "wide"},
-                                   {"layers", layers},
-                                   {"heads", pair.task.heads / layers},
+                                   {"layers", model.layers},
+                                   {"heads", model.heads},
                                    {"unit", unit(options.table)},
                                    {"ours", or_null(ours)},
                                    {"published", or_null(theirs)}};
     if (ours && theirs) cell["ratio"] = *ours / *theirs;
+    if (options.table != WideTable::sizes) {
+      cell["device"] = options.device;
+      cell["threads"] = at::get_num_threads();
+      cell["batch"] = options.batch;
+      cell["passes"] = options.passes;
+    }
     if (!pair.refused.empty()) cell["refused"] = pair.refused;
     cells.push_back(cell);
   }
@@ -214,7 +221,7 @@ void make_table(const TableOptions& options) {
   std::vector<Pair> pairs;
   for (const WideTask* const task : tasks)
     for (const WideMechanism* const mechanism : mechanisms) {
-      pairs.push_back({*mechanism, *task});
+      pairs.push_back({.mechanism = *mechanism, .task = *task});
       fill(pairs.back(), options, device);
       release_cached_memory();
       if (options.json)
@@ -232,8 +239,8 @@ void add_table(CLI::App& paper, WideTable table, const char* name, const char* h
   verb->footer(
       std::string(
           "Deep models have 6 layers of 8 heads (matching: 4 of 4), wide ones a\n"
-          "single layer with as many heads in all. Printed values that are not\n"
-          "known here are left out.\n\n"
+          "single layer with as many heads in all; they are those of configs/wide.\n"
+          "Printed values that are not known here are left out.\n\n"
           "Example:\n  ") +
       example);
   const auto options = std::make_shared<TableOptions>();
