@@ -264,8 +264,8 @@ set(rows "text\n")
 foreach(i RANGE 1 30)
   string(APPEND rows "the text number ${i} of all\n")
 endforeach()
-file(WRITE ${folder}/documents.tsv "${rows}")
-set(apart ${text} --data . --task.train documents.tsv --task.documents apart --out apart)
+file(WRITE ${folder}/text/documents.tsv "${rows}")
+set(apart ${text} --task.train documents.tsv --task.documents apart --out apart)
 expect(2 "task.documents: apart: linear: takes no segments" ${apart} --attention linear)
 expect(2 "model.attention: mixed: bigbird" ${text} --task.train text.txt --attention mixed
        --model.heads 4 --out apart)
@@ -285,8 +285,8 @@ set(train_text ${PROGRAM} train --task.name text --task.train mat.txt --task.lon
 expect(0 "" ${train_text} --model.layers 1 --model.positions rotary --train.steps 200 --out mat)
 expect(0 "^the cat sat on the mat\\.\n$" ${PROGRAM} generate mat "the cat" --temperature 0
        --stop .)
-expect(0 "\"prompt\":\"the mat. the d\",\"text\":\"og ra\",\"ids\":.112,104,33,115,98.,\"log_prob.*\"end\":\"length\""
-       ${PROGRAM} generate mat "the mat. the d" "the" --temperature 0 --tokens 5)
+expect(0 "\"prompt\":\"the cat sat on the mat. the d\",\"text\":\"og ra\",\"ids\":.112,104,33,115,98.,\"log_prob.*\"end\":\"length\""
+       ${PROGRAM} generate mat "the cat sat on the mat. the d" "the" --temperature 0 --tokens 5)
 set(drawn generate mat --temperature 3 --tokens 30)
 foreach(seed IN ITEMS 1 2)
   expect(0 "" ${PROGRAM} ${drawn} --seed ${seed} "the" "mat" --samples 2)
