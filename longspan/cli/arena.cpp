@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <algorithm>
 #include <iostream>
 #include <memory>
@@ -14,18 +16,22 @@ namespace {
 // The program that runs, to be started again.
 constexpr const char* kThisProgram = "/proc/self/exe";
 
-void write_reports(const report::Comparison& comparison, const std::string& folder) {
-  const std::string file = folder + "/report";
-  write_whole(file + ".html", report::comparison_page(comparison, folder));
-  write_whole(file + ".md", report::comparison_markdown(comparison, folder));
-  write_whole(file + ".csv", report::as_csv(report::run_table(comparison)));
+using Comparisons = std::vector<report::Comparison>;
+
+void write_reports(const Comparisons& comparisons, const std::string& folder) {
+  const std::string file = folder + "/report", title = report::title_of(comparisons);
+  write_whole(file + ".html", report::comparison_page(comparisons, title));
+  write_whole(file + ".md", report::comparison_markdown(comparisons, title));
+  write_whole(file + ".csv", report::as_csv(report::run_table(comparisons)));
 }
 
-void print(const report::Comparison& comparison) {
-  const auto table = report::result_table(comparison);
-  if (!table.rows.empty()) std::cout << report::as_markdown(table);
-  for (const std::string& line : report::refusals(comparison))
-    std::cout << "no result: " << line << '\n';
+void print(const Comparisons& comparisons) {
+  for (const report::Comparison& comparison : comparisons) {
+    const auto table = report::result_table(comparison);
+    if (!table.rows.empty()) std::cout << report::as_markdown(table);
+    for (const std::string& line : report::refusals(comparison))
+      std::cout << "no result: " << line << '\n';
+  }
 }
 
 }  // namespace
@@ -39,9 +45,9 @@ void add_arena(CLI::App& program) {
       "    --arena.entries '[dense, linear, {name: wide, model.layers: 1, model.heads: "
       "16}]' \\\n"
       "    --arena.seeds '[1, 2, 3]' --arena.processes 2\n"
-      "A run that was stopped goes on when the command is given again; one that came "
-      "to "
-      "its end is not trained again. Any key of the configuration is an option.");
+      "  longspan arena --out arena              # goes on with one that was stopped\n"
+      "A run that came to its end is not trained again, unless its budget has grown. "
+      "Any key\nof the configuration is an option.");
   const auto options = std::make_shared<ExperimentOptions>(*verb);
   struct Given {
     std::string folder;
@@ -53,7 +59,12 @@ void add_arena(CLI::App& program) {
   verb->add_flag("--quiet", given->quiet, "nothing on standard error but mistakes");
   verb->callback([=] {
     ArenaOptions arena;
-    options->resolve(fields(arena));
+    // Without a word on what is compared: the arena that is there.
+    const std::string stored = arena_options_path(given->folder);
+    const bool goes_on = !given->folder.empty() && !options->has_files() &&
+                         !options->gives("arena.entries") &&
+                         access(stored.c_str(), F_OK) == 0;
+    options->resolve(fields(arena), goes_on ? stored : "");
     if (options->dumped(fields(arena))) return;
     arena_entries(arena);
     if (given->folder.empty())
@@ -63,12 +74,12 @@ void add_arena(CLI::App& program) {
     };
     const ArenaResult result =
         run_arena(arena, given->folder, given->quiet, tell, kThisProgram);
-    const auto comparison = report::read_comparison({given->folder});
-    write_reports(comparison, given->folder);
+    const auto comparisons = report::read_comparisons({given->folder});
+    write_reports(comparisons, given->folder);
     if (given->json) {
       std::cout << arena_json(result.entries, given->folder);
     } else {
-      print(comparison);
+      print(comparisons);
       std::cout << "\nreport: " << given->folder << "/report.html, .md and .csv\n";
     }
     constexpr int kBySignal = 128;

@@ -24,7 +24,7 @@ void bench_model(const Experiment& experiment, const BenchOptions& options) {
   const torch::Device device = device_of(one.train);
   torch::manual_seed(static_cast<uint64_t>(one.train.seed));
   model.module().eval();
-  const auto [forward, passes, batch, length, flops] =
+  const auto [forward, passes, batch, length, flops, threads] =
       latency(model, task, device, {.passes = options.repeat, .batch = options.batch});
   const auto drawn_batch = [&](int64_t examples) {
     return random_batch(task, examples, length).to(device);

@@ -1,5 +1,6 @@
 #include "longspan/cli/experiment_options.h"
 
+#include <algorithm>
 #include <iostream>
 #include <utility>
 
@@ -79,6 +80,11 @@ Experiment ExperimentOptions::resolved(const std::string& first) const {
   Experiment experiment;
   resolve(fields(experiment), first);
   return experiment;
+}
+
+bool ExperimentOptions::gives(const std::string& name) const {
+  return std::ranges::any_of(extras().values,
+                             [&](const auto& given) { return given.first == name; });
 }
 
 bool ExperimentOptions::dumped(const Fields& fields) const {

@@ -31,6 +31,9 @@ class ExperimentOptions {
 
   bool has_files() const { return !files_.empty(); }
 
+  // Whether the command line has a value of its own for the dotted `name`.
+  bool gives(const std::string& name) const;
+
   // The words of the command line that belong to no option.
   std::vector<std::string> words() const { return extras().words; }
 

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "longspan/attention/grc.h"
 #include "longspan/base/whole_file.h"
 #include "longspan/base/words.h"
 #include "longspan/cli/commands.h"
@@ -76,39 +77,89 @@ std::vector<double> numbers(const torch::Tensor& tensor) {
   return {held.data_ptr<double>(), held.data_ptr<double>() + held.numel()};
 }
 
-report::WeighedText weighed(TrainedModel& trained, const std::string& text) {
-  const Task& task = trained.task;
-  std::vector<int32_t> ids = task.encode(text);
-  report::WeighedText out;
-  if (static_cast<int64_t>(ids.size()) > task.longest) {
-    ids.resize(static_cast<size_t>(task.longest));
-    out.note = "cut at " + std::to_string(task.longest) + " tokens";
-  }
-  require(!ids.empty(), "a text without tokens has no weights, got '", text, "'");
-  const torch::Tensor one =
-      torch::tensor(std::vector<int64_t>(ids.begin(), ids.end()), torch::kLong)
-          .to(device_of(trained.experiment.train));
-  const TokenWeights weights = token_weights(
-      *trained.model.classifier, trained.experiment.model, one, trained.carry);
-  const Pieces pieces = pieces_of(trained, text, ids);
+// The given text, or the two of a pair, with a tab between.
+std::vector<std::string> texts_of(const Task& task, const std::string& given) {
+  if (!task.pairs) return {given};
+  const size_t tab = given.find('\t');
+  return {given.substr(0, tab), given.substr(tab + 1)};
+}
+
+// What a head, or all, gives the words.
+report::WordWeights word_weights(const std::string& title,
+                                 const report::WordSplit& split,
+                                 const torch::Tensor& weights, double front,
+                                 double memory) {
+  return {.title = title,
+          .weights = report::by_words(split, numbers(weights)),
+          .front = front,
+          .memory = memory};
+}
+
+report::WeighedText weighed(const Task& task, const TokenWeights& weights,
+                            const Pieces& pieces) {
   const auto split = report::split_words(pieces.texts, pieces.are_bytes);
-  out.words = split.words;
+  report::WeighedText out{.words = split.words, .of_bytes = pieces.are_bytes};
   for (size_t i = 0; i < task.labels.size(); ++i)
     out.labels.emplace_back(task.labels[i], weights.probabilities[i]);
-  out.whole = {.title = weights.layers.size() == 1 ? "the mean of all heads"
-                                                   : "through all layers",
-               .weights = report::by_words(split, numbers(weights.through)),
-               .front = weights.front};
+  out.whole = word_weights(
+      weights.layers.size() == 1 ? "the mean of all heads" : "through all layers",
+      split, weights.through, weights.front, weights.memory);
   for (const TokenWeights::Layer& layer : weights.layers) {
     report::WeighedText::Layer& shown = out.layers.emplace_back();
-    shown.title = "layer " + std::to_string(layer.layer) + ": " + layer.mechanism;
-    for (int64_t head = 0; head < layer.heads.size(0); ++head)
+    shown.title = "layer " + std::to_string(layer.layer) + ": " + layer.mechanism +
+                  (layer.memory.defined() ? " beside a memory" : "");
+    const int64_t heads = layer.heads.size(0);
+    for (int64_t head = 0; head < heads; ++head)
       shown.heads.push_back(
-          {.title = "head " + std::to_string(head),
-           .weights = report::by_words(split, numbers(layer.heads[head])),
-           .front = layer.front[head].item<double>()});
+          word_weights("head " + std::to_string(head), split, layer.heads[head],
+                       layer.front[head].item<double>(),
+                       layer.memory.defined() && layer.memory.size(0) == heads
+                           ? layer.memory[head].item<double>()
+                           : 0));
   }
   return out;
+}
+
+// One, or those of a pair.
+std::vector<report::WeighedText> weighed(TrainedModel& trained,
+                                         const std::string& given) {
+  const Task& task = trained.task;
+  auto ids = encode_all(task, given);
+  const auto texts = texts_of(task, given);
+  std::vector<std::string> notes(texts.size());
+  std::vector<torch::Tensor> tensors;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    if (static_cast<int64_t>(ids[i].size()) > task.longest) {
+      ids[i].resize(static_cast<size_t>(task.longest));
+      notes[i] = "cut at " + std::to_string(task.longest) + " tokens";
+    }
+    require(!ids[i].empty(), "a text without tokens has no weights, got '", texts[i],
+            "'");
+    tensors.push_back(
+        torch::tensor(std::vector<int64_t>(ids[i].begin(), ids[i].end()), torch::kLong)
+            .to(device_of(trained.experiment.train)));
+  }
+  const auto weights = token_weights(*trained.model.classifier,
+                                     trained.experiment.model, tensors, trained.carry);
+  std::vector<report::WeighedText> all;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    all.push_back(weighed(task, weights[i], pieces_of(trained, texts[i], ids[i])));
+    all.back().note = notes[i];
+    if (task.pairs) all.back().which = i == 0 ? "the first" : "the second";
+  }
+  return all;
+}
+
+// What GRC's heads read from their memories, whatever the text.
+std::vector<report::MemoryUse> memories_of(const TrainedModel& trained) {
+  std::vector<report::MemoryUse> all;
+  for (const auto& [name, share, of_heads] : memory_shares(trained.model.module())) {
+    const size_t dot = name.find('.');  // "encoder.layer0.mixer"
+    all.push_back({.layer = name.substr(dot + 1, name.rfind('.') - dot - 1),
+                   .of_heads = of_heads,
+                   .shares = numbers(share.to(torch::kCPU, torch::kDouble))});
+  }
+  return all;
 }
 
 std::string json_of(const report::WeightsReport& report) {
@@ -117,10 +168,12 @@ std::string json_of(const report::WeightsReport& report) {
   const auto of = [](const report::WordWeights& weights) {
     return ordered_json{{"title", weights.title},
                         {"front", weights.front},
+                        {"memory", weights.memory},
                         {"weights", weights.weights}};
   };
   for (const report::WeighedText& text : report.texts) {
     ordered_json one = {{"words", text.words}, {"whole", of(text.whole)}};
+    if (!text.which.empty()) one["of_pair"] = text.which;
     for (const auto& [label, probability] : text.labels)
       one["probabilities"][label] = probability;
     for (const auto& [title, heads] : text.layers) {
@@ -144,7 +197,8 @@ void explain(const ExplainOptions& options) {
   report::WeightsReport report{
       .title = "What " + options.run + " looks at",
       .facts = {
-          {"model", std::to_string(model.layers) + " layers of " +
+          {"model", std::to_string(model.layers) +
+                        (model.layers == 1 ? " layer of " : " layers of ") +
                         model.attention.text() + ", " + std::to_string(model.heads) +
                         " heads"},
           {"task", trained.task.name},
@@ -157,7 +211,10 @@ void explain(const ExplainOptions& options) {
       given.none() ? given.read_standard_input() : given.read(trained.task.text_column);
   require(!texts.empty(), "there is no text to explain; give it as an argument, by ",
           "--file or on standard input, one a line");
-  for (const std::string& text : texts) report.texts.push_back(weighed(trained, text));
+  for (const std::string& text : texts)
+    for (report::WeighedText& one : weighed(trained, text))
+      report.texts.push_back(std::move(one));
+  report.memories = memories_of(trained);
   write_whole(options.out, is_page ? report::weights_page(report) : json_of(report));
   std::cout << options.out << '\n';
 }
@@ -174,8 +231,7 @@ void add_explain(CLI::App& program) {
       "  longspan explain runs/small --file new.tsv --out explained.json\n"
       "Weights are those of the token in front in every head, and through all layers "
       "(attention rollout).\nThey take memory that grows like the text, at thousands "
-      "of "
-      "tokens too.");
+      "of tokens too. Of a model for pairs\na text is two, with a tab between.");
   const auto options = std::make_shared<ExplainOptions>();
   verb->add_option("run", options->run, "the folder of the run")->required();
   options->given.add_to(*verb, "texts");

@@ -1,14 +1,12 @@
 #include <csignal>
 #include <cstdlib>
+#include <exception>
 #include <iostream>
-#include <new>
-#include <stdexcept>
-
-#include <c10/util/Exception.h>
 
 #include "longspan/base/build.h"
 #include "longspan/base/memory.h"
 #include "longspan/base/threads.h"
+#include "longspan/base/thrown.h"
 #include "longspan/base/words.h"
 #include "longspan/cli/commands.h"
 
@@ -92,11 +90,7 @@ int run(int count, char** words) {
 }  // namespace longspan::cli
 
 int main(int count, char** words) {
-  const auto complain = [](std::string message, int code) {
-    // One line, whatever is in the names and values it quotes.
-    while (message.ends_with('\n')) message.pop_back();
-    for (char& letter : message)
-      if (static_cast<unsigned char>(letter) < ' ') letter = ' ';
+  const auto complain = [](const std::string& message, int code) {
     std::cerr << "longspan: " << message << '\n';
     return code;
   };
@@ -106,17 +100,11 @@ int main(int count, char** words) {
     const int code = longspan::cli::run(count, words);
     std::cout.flush();
     return std::cout ? code : complain("cannot write to standard output", 1);
-  } catch (const longspan::UsageError& error) {
-    return complain(error.what(), 2);
   } catch (const longspan::cli::Failed& failed) {
     return failed.code;
-  } catch (const c10::Error& error) {
-    return complain(error.what_without_backtrace(), 1);
-  } catch (const std::bad_alloc&) {
-    return complain("there is not enough memory for this", 1);
-  } catch (const std::length_error&) {  // more than any memory has
-    return complain("there is not enough memory for this", 1);
-  } catch (const std::exception& error) {
-    return complain(error.what(), 1);
+  } catch (const longspan::UsageError&) {
+    return complain(longspan::message_of(std::current_exception()), 2);
+  } catch (...) {
+    return complain(longspan::message_of(std::current_exception()), 1);
   }
 }

@@ -14,15 +14,16 @@ struct ReportOptions {
   std::string title;
 };
 
-using Writer = std::string (*)(const report::Comparison&, const std::string& title);
+using Comparisons = std::vector<report::Comparison>;
+using Writer = std::string (*)(const Comparisons&, const std::string& title);
 
 // By the ending of the file.
 Writer writer_of(const std::string& file) {
   if (file.ends_with(".html")) return report::comparison_page;
   if (file.ends_with(".md")) return report::comparison_markdown;
   if (file.ends_with(".csv"))
-    return [](const report::Comparison& comparison, const std::string&) {
-      return report::as_csv(report::run_table(comparison));
+    return [](const Comparisons& comparisons, const std::string&) {
+      return report::as_csv(report::run_table(comparisons));
     };
   throw UsageError("--out must end in .html, .md or .csv, got " + file);
 }
@@ -31,14 +32,14 @@ void write_report(const ReportOptions& options) {
   std::vector<std::pair<std::string, Writer>> writers;
   for (const std::string& file : options.files)
     writers.emplace_back(file, writer_of(file));
-  const auto comparison = report::read_comparison(options.folders);
+  const auto comparisons = report::read_comparisons(options.folders);
   const std::string title =
-      options.title.empty() ? joined(options.folders) : options.title;
+      options.title.empty() ? report::title_of(comparisons) : options.title;
   for (const auto& [file, write] : writers) {
-    write_whole(file, write(comparison, title));
+    write_whole(file, write(comparisons, title));
     std::cout << file << '\n';
   }
-  if (writers.empty()) std::cout << report::comparison_markdown(comparison, title);
+  if (writers.empty()) std::cout << report::comparison_markdown(comparisons, title);
 }
 
 }  // namespace
@@ -54,7 +55,7 @@ void add_report(CLI::App& program) {
       "  longspan report arena                          # Markdown\n"
       "A page is one file that needs no other; .csv has a line for each run. Runs that "
       "differ in\n"
-      "their seeds alone are one entry.");
+      "their seeds alone are one entry; each task has tables and charts of its own.");
   const auto options = std::make_shared<ReportOptions>();
   verb->add_option("folders", options->folders, "folders of runs and of arenas")
       ->required();
@@ -62,7 +63,7 @@ void add_report(CLI::App& program) {
                    "a file to write, .html, .md or .csv; more with --out each; none: "
                    "Markdown on standard output")
       ->allow_extra_args(false);
-  verb->add_option("--title", options->title, "of the report; else the folders");
+  verb->add_option("--title", options->title, "of the report");
   verb->callback([=] { write_report(*options); });
 }
 

@@ -50,6 +50,8 @@ void add_train(CLI::App& program) {
                    "auto: go on from the newest whole checkpoint, or begin; or the "
                    "folder of a checkpoint");
   verb->add_flag("--quiet", run->quiet, "nothing on standard error but mistakes");
+  verb->add_option("--at-once", run->at_once, "of an arena: its trainings at once")
+      ->group("");  // not for people
   verb->callback([=] {
     const std::string stored = run->folder + "/config.yaml";
     const bool goes_on = !run->resume.empty() && !run->folder.empty() &&

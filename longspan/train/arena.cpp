@@ -1,29 +1,24 @@
 #include "longspan/train/arena.h"
 
-#include <fcntl.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
 #include <cmath>
-#include <csignal>
-#include <cstring>
 #include <filesystem>
-#include <map>
 #include <set>
 
-#include <ATen/Parallel.h>
 #include <nlohmann/json.hpp>
 
+#include "longspan/base/checksum.h"
 #include "longspan/base/error.h"
 #include "longspan/base/read_file.h"
+#include "longspan/base/thrown.h"
 #include "longspan/base/whole_file.h"
+#include "longspan/train/arena_jobs.h"
+#include "longspan/train/environment.h"
 #include "longspan/train/history.h"
-#include "longspan/train/stop.h"
 
 namespace longspan {
 namespace {
@@ -89,39 +84,55 @@ std::vector<int64_t> seeds_of(const ArenaOptions& options) {
   return seeds;
 }
 
+// Stands for the best checkpoint of a run: what was measured of another is not of it.
+uint32_t best_of(const std::string& folder) {
+  return crc32c(read_file(folder + "/best/DONE"));
+}
+
 std::string sampled_path(const ArenaRun& run, int64_t samples) {
   return run.folder + "/samples-" + std::to_string(samples) + ".json";
 }
 
-// Judges the best of a run by several passes, once.
-void judge_sampled(const ArenaRun& run, int64_t samples) {
-  const std::string path = sampled_path(run, samples);
-  if (!exists(path)) {
-    TrainedModel trained = open_run(run.folder);
-    const Task task = open_task(trained.experiment.task);
-    const auto objective = trained.model.objective(task);
-    const Dataset& test = task.split("test");
-    const TrainOptions& train = trained.experiment.train;
-    const int64_t batch = train.evaluate_batch > 0 ? train.evaluate_batch
-                          : train.micro_batch > 0  ? train.micro_batch
-                                                   : train.batch;
-    const Score judged =
-        *score(*objective, test,
-               {.batch = batch, .device = device_of(train), .samples = samples});
-    json numbers = {judged.accuracy, judged.loss};
-    for (const auto& [name, value] : objective->measures(test, judged))
-      numbers.push_back(value);
-    write_whole(path, numbers.dump() + "\n");
+// What `path` holds, if that is of the best checkpoint of the run.
+json kept_of_best(const std::string& path, const std::string& folder) {
+  if (!exists(path)) return {};
+  try {
+    json kept = json::parse(read_file(path));
+    if (kept.at("checkpoint") == best_of(folder)) return kept;
+  } catch (const json::exception&) {
+    fail(path, " is not what an arena wrote");
   }
+  return {};
 }
 
 void read_sampled(ArenaRun& run, int64_t samples) {
-  const std::string path = sampled_path(run, samples);
-  try {
-    run.sampled = json::parse(read_file(path)).get<std::vector<double>>();
-  } catch (const json::exception&) {
-    fail(path, " is not a list of numbers");
-  }
+  if (samples == 0) return;
+  const json kept = kept_of_best(sampled_path(run, samples), run.folder);
+  if (!kept.is_null()) run.sampled = kept.at("numbers").get<std::vector<double>>();
+}
+
+// Judges the best of a run by several passes, once.
+void judge_sampled(ArenaRun& run, int64_t samples) {
+  read_sampled(run, samples);
+  if (!run.sampled.empty()) return;
+  TrainedModel trained = open_run(run.folder);
+  const Task task = open_task(trained.experiment.task);
+  const auto objective = trained.model.objective(task);
+  const Dataset& test = task.split("test");
+  const TrainOptions& train = trained.experiment.train;
+  const int64_t batch = train.evaluate_batch > 0 ? train.evaluate_batch
+                        : train.micro_batch > 0  ? train.micro_batch
+                                                 : train.batch;
+  const Score judged = *score(*objective, test,
+                              {.batch = batch,
+                               .device = device_of(train),
+                               .samples = samples,
+                               .carry = &trained.carry});
+  run.sampled = {judged.accuracy, judged.loss};
+  for (const auto& [name, value] : objective->measures(test, judged))
+    run.sampled.push_back(value);
+  const json out = {{"checkpoint", best_of(run.folder)}, {"numbers", run.sampled}};
+  write_whole(sampled_path(run, samples), out.dump() + "\n");
 }
 
 std::string entry_folder(const std::string& folder, const std::string& entry) {
@@ -132,199 +143,69 @@ std::string latency_path(const std::string& folder, const std::string& entry) {
   return entry_folder(folder, entry) + "/latency.json";
 }
 
-std::optional<Latency> read_latency(const std::string& path) {
-  if (!exists(path)) return {};
-  try {
-    const auto read = json::parse(read_file(path));
-    return Latency{.timing = {.mean = read.at("seconds"),
-                              .deviation = read.at("deviation"),
-                              .peak_bytes = read.at("peak_bytes")},
-                   .passes = read.at("passes"),
-                   .batch = read.at("batch"),
-                   .length = read.at("length"),
-                   .flops = read.at("flops")};
-  } catch (const json::exception&) {
-    fail(path, " is not a latency");
-  }
+Latency latency_from(const json& kept) {
+  return {.timing = {.mean = kept.at("seconds"),
+                     .deviation = kept.at("deviation"),
+                     .peak_bytes = kept.at("peak_bytes")},
+          .passes = kept.at("passes"),
+          .batch = kept.at("batch"),
+          .length = kept.at("length"),
+          .flops = kept.at("flops"),
+          .threads = kept.at("threads")};
 }
 
 nlohmann::ordered_json json_of(const Latency& latency) {
-  return {{"seconds", latency.timing.mean},
-          {"deviation", latency.timing.deviation},
-          {"passes", latency.passes},
-          {"batch", latency.batch},
-          {"length", latency.length},
-          {"flops", latency.flops},
-          {"peak_bytes", latency.timing.peak_bytes}};
+  return {{"seconds", latency.timing.mean}, {"deviation", latency.timing.deviation},
+          {"passes", latency.passes},       {"batch", latency.batch},
+          {"length", latency.length},       {"flops", latency.flops},
+          {"threads", latency.threads},     {"peak_bytes", latency.timing.peak_bytes}};
 }
 
-// Of the best of a run, measured once.
+std::optional<Latency> read_latency(const std::string& path, const ArenaRun& run) try {
+  const json kept = kept_of_best(path, run.folder);
+  if (kept.is_null()) return {};
+  return latency_from(kept);
+} catch (const json::exception&) {
+  fail(path, " is not a latency");
+}
+
+// Of the best of a run, measured once on each machine.
 std::optional<Latency> measured_latency(const std::string& path, const ArenaRun& run,
                                         int64_t passes) {
-  const auto kept = read_latency(path);
-  if (passes == 0 || (kept && kept->passes == passes)) return kept;
+  const torch::Device device = device_of(stored_experiment(run.folder).train);
+  const json machine = environment(device), kept = kept_of_best(path, run.folder);
+  const bool is_it = !kept.is_null() && kept.value("machine", json()) == machine;
+  if (is_it && (passes == 0 || kept.value("passes", 0) == passes))
+    return latency_from(kept);
+  if (passes == 0) return {};
   const TrainedModel trained = open_run(run.folder);
   torch::manual_seed(1);
-  const Latency found =
-      latency(trained.model, trained.task, device_of(trained.experiment.train),
-              {.passes = passes, .carry = &trained.carry});
-  write_whole(path, json_of(found).dump() + "\n");
+  const Latency found = latency(trained.model, trained.task, device,
+                                {.passes = passes, .carry = &trained.carry});
+  auto out = json_of(found);
+  out["checkpoint"] = best_of(run.folder);
+  out["machine"] = machine;
+  write_whole(path, out.dump() + "\n");
   return found;
 }
 
-// One training to be.
-struct Job {
-  ArenaEntry* entry;
-  int64_t seed;
-  std::string folder = {}, title = {};
-  std::string refused = {};
-  bool is_done = false;  // trained, read or refused
-
-  bool is_trained() const { return exists(folder + "/result.json"); }
-};
-
-// Returns the signal that ended it, or 0.
-int train_in_turn(const ArenaOptions& options, std::vector<Job>& jobs, bool quiet,
-                  const std::function<void(const std::string&)>& tell) {
-  for (Job& job : jobs) {
-    try {
-      if (!job.is_trained()) {
-        tell(job.title);
-        const RunResult result =
-            run_experiment(experiment_of(options, *job.entry, job.seed),
-                           {.folder = job.folder, .resume = "auto", .quiet = quiet});
-        if (result.training.signal != 0) return result.training.signal;
+// Fills in what the trainings gave.
+void collect_runs(const std::vector<ArenaJob>& jobs, ArenaResult& all) {
+  size_t at = 0;
+  for (ArenaEntry& entry : all.entries) entry.runs.clear();
+  while (at < jobs.size())
+    for (ArenaEntry& entry : all.entries) {
+      const ArenaJob& job = jobs[at++];
+      ArenaRun run{.folder = job.folder, .refused = job.refused};
+      try {
+        if (run.refused.empty()) run = run_so_far(job.folder);
+      } catch (const Error& error) {
+        run.refused = error.what();
       }
-    } catch (const Error& error) {
-      job.refused = error.what();
-      tell(job.title + ": " + job.refused);
+      run.seed = job.experiment.train.seed;
+      entry.runs.push_back(run);
     }
-    job.is_done = true;
-  }
-  return 0;
 }
-
-// The last line of what a process complained of.
-std::string complaint(const std::string& path) {
-  std::string text = exists(path) ? read_file(path) : std::string();
-  while (text.ends_with('\n')) text.pop_back();
-  text = text.substr(text.rfind('\n') + 1);
-  constexpr std::string_view kProgram = "longspan: ";
-  if (text.starts_with(kProgram)) text = text.substr(kProgram.size());
-  return text;
-}
-
-// Trains as a process of its own, which writes what it complains of into `complaints`.
-pid_t start_training(std::vector<std::string> words, const std::string& complaints) {
-  const auto before = getpid();
-  std::vector<char*> pointers;
-  for (std::string& word : words) pointers.push_back(word.data());
-  pointers.push_back(nullptr);
-  const pid_t process = fork();
-  require(process >= 0, "cannot start a process: ", std::strerror(errno));
-  if (process > 0) return process;
-  // Between fork and exec only what is safe in a signal handler.
-  prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (getppid() != before) _exit(1);
-  const int out = open("/dev/null", O_WRONLY);
-  const int errors = open(complaints.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
-  if (out < 0 || errors < 0 || dup2(out, 1) < 0 || dup2(errors, 2) < 0) _exit(1);
-  execvp(pointers[0], pointers.data());
-  _exit(127);
-}
-
-class Processes {
- public:
-  Processes(const ArenaOptions& options, const std::string& program,
-            const std::function<void(const std::string&)>& tell)
-      : options_(options), program_(program), tell_(tell) {
-    // The threads of all together are those of this process.
-    threads_ = std::max<int64_t>(1, at::get_num_threads() / options.processes);
-  }
-
-  // As train_in_turn().
-  int train(std::vector<Job>& jobs) {
-    const StopSignals signals;
-    size_t next = 0;
-    while (next < jobs.size() || !running_.empty()) {
-      if (StopSignals::noted() != 0 && signal_ == 0) {
-        signal_ = StopSignals::noted();
-        for (const auto& [process, job] : running_) kill(process, signal_);
-      }
-      if (signal_ != 0) next = jobs.size();
-      while (next < jobs.size() && running_.size() < most()) start(jobs[next++]);
-      collect();
-      constexpr useconds_t kPause = 20'000;
-      if (running_.size() >= most() || next == jobs.size()) usleep(kPause);
-    }
-    return signal_;
-  }
-
- private:
-  size_t most() const { return static_cast<size_t>(options_.processes); }
-
-  static std::string beside(const Job& job, const char* ending) {
-    return job.folder + ending;
-  }
-
-  void start(Job& job) {
-    if (job.is_trained()) {
-      job.is_done = true;
-      return;
-    }
-    tell_(job.title);
-    std::error_code failure;
-    std::filesystem::create_directories(job.folder.substr(0, job.folder.rfind('/')),
-                                        failure);
-    require(!failure, "cannot make the folder of ", job.folder, ": ",
-            failure.message());
-    Experiment experiment = experiment_of(options_, *job.entry, job.seed);
-    write_whole(beside(job, ".yaml"), config_text(fields(experiment)));
-    running_[start_training(
-        {program_, "train", "-c", beside(job, ".yaml"), "--out", job.folder, "--resume",
-         "auto", "--threads", std::to_string(threads_), "--quiet"},
-        beside(job, ".errors"))] = &job;
-  }
-
-  void collect() {
-    for (auto at = running_.begin(); at != running_.end();) {
-      int status = 0;
-      if (waitpid(at->first, &status, WNOHANG) == 0) {
-        ++at;
-        continue;
-      }
-      finish(*at->second, status);
-      at = running_.erase(at);
-    }
-  }
-
-  void finish(Job& job, int status) {
-    constexpr int kBySignal = 128;
-    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
-    const std::string errors = beside(job, ".errors");
-    if (WIFEXITED(status) && code == 0 && job.is_trained()) {
-      job.is_done = true;
-    } else if (WIFEXITED(status) && code > kBySignal) {  // saved and stopped
-      if (signal_ == 0) signal_ = code - kBySignal;
-    } else if (signal_ == 0) {
-      job.refused = WIFSIGNALED(status) ? "its process was killed by signal " +
-                                              std::to_string(WTERMSIG(status))
-                                        : complaint(errors);
-      if (job.refused.empty())
-        job.refused = program_ + " ended with exit code " + std::to_string(code);
-      job.is_done = true;
-      tell_(job.title + ": " + job.refused);
-    }
-    unlink(errors.c_str());
-  }
-
-  const ArenaOptions& options_;
-  const std::string& program_;
-  const std::function<void(const std::string&)>& tell_;
-  int64_t threads_ = 1;
-  std::map<pid_t, Job*> running_;
-  int signal_ = 0;
-};
 
 }  // namespace
 
@@ -349,6 +230,10 @@ Fields fields(ArenaOptions& options) {
                  0,
                  1e6});
   return all;
+}
+
+std::string arena_options_path(const std::string& folder) {
+  return folder + "/arena.yaml";
 }
 
 ArenaRun read_run(const std::string& folder) {
@@ -384,6 +269,16 @@ ArenaRun read_run(const std::string& folder) {
   return run;
 }
 
+ArenaRun run_so_far(const std::string& folder) {
+  if (exists(folder + "/result.json")) return read_run(folder);
+  const auto& train = read_history(folder).train;
+  return {.folder = folder,
+          .refused = train.empty() ? "not trained yet"
+                                   : "not at its end, but at step " +
+                                         std::to_string(train.back().step),
+          .goes_on = true};
+}
+
 const ArenaRun* whole_run(const ArenaEntry& entry) {
   const auto found = std::ranges::find_if(
       entry.runs, [](const ArenaRun& run) { return run.refused.empty(); });
@@ -413,7 +308,11 @@ std::vector<ArenaEntry> arena_entries(const ArenaOptions& options) {
       entries.push_back(entry_from(value));
       require(names.insert(folder_name(entries.back().name)).second, "arena.entries: '",
               entries.back().name, "' is there twice");
-      experiment_of(options, entries.back(), 1);
+      const ArenaEntry& entry = entries.back();
+      const Experiment experiment = experiment_of(options, entry, 1);
+      require(entry.samples == 0 || draws_keys(experiment.model), "arena.entries, ",
+              entry.name, ": samples need a mechanism that draws the keys it meets, ",
+              "such as ssa");
     }
     return entries;
   });
@@ -426,43 +325,49 @@ ArenaResult run_arena(const ArenaOptions& options, const std::string& folder,
   std::error_code failure;
   std::filesystem::create_directories(folder, failure);
   require(!failure, "cannot make the folder ", folder, ": ", failure.message());
-  std::vector<Job> jobs;
+  std::vector<ArenaJob> jobs;
   for (const int64_t seed : seeds_of(options))
-    for (ArenaEntry& entry : all.entries)
+    for (const ArenaEntry& entry : all.entries)
       jobs.push_back(
-          {.entry = &entry,
-           .seed = seed,
+          {.experiment = experiment_of(options, entry, seed),
            .folder = entry_folder(folder, entry.name) + "/seed-" + std::to_string(seed),
            .title = entry.name + ", seed " + std::to_string(seed)});
-  if (options.processes > 1) {
-    require(!program.empty(), "arena.processes, ", options.processes,
-            ", needs the program that is to be started; must be 1");
-    all.signal = Processes(options, program, tell).train(jobs);
-  } else {
-    all.signal = train_in_turn(options, jobs, quiet, tell);
-  }
-  for (const Job& job : jobs) {
-    if (!job.is_done) continue;
-    ArenaRun run{.folder = job.folder, .seed = job.seed, .refused = job.refused};
+  const auto keep = [&] {
+    collect_runs(jobs, all);
+    write_whole(folder + "/arena.json", arena_json(all.entries, folder));
+  };
+  ArenaOptions kept = options;
+  write_whole(arena_options_path(folder), config_text(fields(kept)));
+  keep();
+  all.signal = train_jobs({.processes = options.processes,
+                           .program = program,
+                           .quiet = quiet,
+                           .tell = tell,
+                           .refused = keep},
+                          jobs);
+  keep();
+  if (all.signal != 0) return all;
+  // What fails is told, and the rest done all the same.
+  const auto attempt = [&](const std::string& what, std::string& trouble,
+                           const auto& work) {
     try {
-      if (run.refused.empty()) {
-        run = read_run(job.folder);
-        run.seed = job.seed;
-        if (job.entry->samples > 0 && all.signal == 0) {
-          judge_sampled(run, job.entry->samples);
-          read_sampled(run, job.entry->samples);
-        }
-      }
-    } catch (const Error& error) {
-      run.refused = error.what();
-      tell(job.title + ": " + run.refused);
+      work();
+    } catch (...) {
+      trouble = message_of(std::current_exception());
+      tell(what + ": " + trouble);
     }
-    job.entry->runs.push_back(run);
-  }
+  };
   for (ArenaEntry& entry : all.entries)
-    if (const ArenaRun* const run = whole_run(entry); run && all.signal == 0)
-      entry.latency = measured_latency(latency_path(folder, entry.name), *run,
-                                       options.latency_passes);
+    for (ArenaRun& run : entry.runs)
+      if (entry.samples > 0 && run.refused.empty())
+        attempt(entry.name + ", seed " + std::to_string(run.seed), run.refused,
+                [&] { judge_sampled(run, entry.samples); });
+  for (ArenaEntry& entry : all.entries)
+    if (const ArenaRun* const run = whole_run(entry))
+      attempt(entry.name + ", latency", entry.untimed, [&] {
+        entry.latency = measured_latency(latency_path(folder, entry.name), *run,
+                                         options.latency_passes);
+      });
   write_whole(folder + "/arena.json", arena_json(all.entries, folder));
   return all;
 }
@@ -475,11 +380,12 @@ std::string arena_json(const std::vector<ArenaEntry>& entries,
     for (const auto& [name, value] : entry.values) out["values"][name] = value.text();
     if (entry.samples > 0) out["samples"] = entry.samples;
     if (entry.latency) out["latency"] = json_of(*entry.latency);
+    if (!entry.untimed.empty()) out["untimed"] = entry.untimed;
     for (const ArenaRun& run : entry.runs) {
       nlohmann::ordered_json one = {{"seed", run.seed},
                                     {"folder", run.folder.substr(folder.size() + 1)}};
       if (!run.refused.empty()) {
-        one["refused"] = run.refused;
+        one[run.goes_on ? "unfinished" : "refused"] = run.refused;
       } else {
         one["best_step"] = run.best_step;
         one["accuracy"] = run.accuracy;
@@ -515,12 +421,14 @@ std::vector<ArenaEntry> read_arena(const std::string& folder) {
         const std::string name = given.at("folder");
         ArenaRun run{.folder = folder + "/" + name,
                      .refused = given.value("refused", "")};
-        if (run.refused.empty()) run = read_run(run.folder);
+        if (run.refused.empty()) run = run_so_far(run.folder);
         run.seed = given.at("seed");
-        if (given.contains("sampled")) read_sampled(run, entry.samples);
+        if (run.refused.empty()) read_sampled(run, entry.samples);
         entry.runs.push_back(run);
       }
-      entry.latency = read_latency(latency_path(folder, entry.name));
+      entry.untimed = one.value("untimed", "");
+      if (const ArenaRun* const run = whole_run(entry))
+        entry.latency = read_latency(latency_path(folder, entry.name), *run);
       entries.push_back(entry);
     }
   } catch (const json::exception&) {

@@ -26,18 +26,19 @@ struct ArenaOptions {
 // "arena.entries", ..
 Fields fields(ArenaOptions& options);
 
-// What one training gave, or why there was none.
+// What one training gave, or why there is nothing.
 struct ArenaRun {
   std::string folder = {};
   int64_t seed = 0;
   std::string refused = {};  // by the model or the training, with the reason
+  bool goes_on = false;      // it is not refused, but `refused` says how far it is
   int64_t best_step = 0;
   double accuracy = 0, loss = 0;  // of the test
   Measures measures = {};         // of the test, in the terms of the task
   // By the mean probabilities of several passes, where the entry asks for it.
   std::vector<double> sampled = {};  // accuracy, loss, then the measures
   int64_t answers = 0;               // of the test
-  double tokens_per_second = 0;      // in training, without evaluations
+  double tokens_per_second = 0;      // in training, without evaluations, checkpoints
   int64_t peak_bytes = 0, parameters = 0;
   int64_t checkpoint_bytes = 0;  // of the best: weights and moments
   double flops = 0, seconds = 0;
@@ -48,12 +49,16 @@ struct ArenaRun {
 // What the run in `folder`, which came to its end, gave. An Error where it did not.
 ArenaRun read_run(const std::string& folder);
 
+// The same, or how far it is.
+ArenaRun run_so_far(const std::string& folder);
+
 struct ArenaEntry {
   std::string name = {};
   std::vector<std::pair<std::string, Value>> values = {};  // by dotted name
   int64_t samples = 0;  // passes whose probabilities are averaged, beside one
   std::vector<ArenaRun> runs = {};
   std::optional<Latency> latency = {};  // of the first that was not refused
+  std::string untimed = {};             // why it could not be measured
 };
 
 // The first run that was not refused, or null.
@@ -72,11 +77,15 @@ struct ArenaResult {
   int signal = 0;  // the one that ended it before all was trained, or 0
 };
 
+// The file in which an arena's folder has its options, as it was begun or gone on with.
+std::string arena_options_path(const std::string& folder);
+
 // Trains what `folder` does not have yet: a run that was stopped goes on, one that came
-// to its end is read. `tell` is called before each training and with every refusal.
-// With options.processes above 1 that many trainings run at once, each as `program
-// train -c FILE --out FOLDER --resume auto` of its own. Latencies are measured when all
-// are trained, one after the other, and kept. arena.json is written at the end.
+// to its end is read, one that was begun with other options is refused. `tell` is
+// called before each training and with every refusal. With options.processes above 1
+// that many trainings run at once, each as `program train -c FILE --out FOLDER --resume
+// auto` of its own. When all are trained, latencies are measured, one after the other,
+// and kept. arena.json is there from the beginning on.
 ArenaResult run_arena(const ArenaOptions& options, const std::string& folder,
                       bool quiet, const std::function<void(const std::string&)>& tell,
                       const std::string& program = {});
@@ -85,8 +94,8 @@ ArenaResult run_arena(const ArenaOptions& options, const std::string& folder,
 std::string arena_json(const std::vector<ArenaEntry>& entries,
                        const std::string& folder);
 
-// What run_arena() left in `folder`: the entries of its arena.json, with what their
-// runs gave.
+// What run_arena() left in `folder`, or has got so far: the entries of its arena.json,
+// with what their runs gave.
 std::vector<ArenaEntry> read_arena(const std::string& folder);
 
 // The mean and the standard deviation of a number over the runs that were not refused.

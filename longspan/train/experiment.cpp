@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <numeric>
+#include <optional>
 #include <span>
 
 #include <torch/utils.h>
@@ -13,6 +14,7 @@
 
 #include "longspan/base/error.h"
 #include "longspan/base/flops.h"
+#include "longspan/base/progress.h"
 #include "longspan/base/read_file.h"
 #include "longspan/base/whole_file.h"
 #include "longspan/base/words.h"
@@ -20,6 +22,7 @@
 #include "longspan/models/generate.h"
 #include "longspan/train/checkpoint.h"
 #include "longspan/train/environment.h"
+#include "longspan/train/schedule.h"
 
 namespace longspan {
 namespace {
@@ -28,37 +31,22 @@ using torch::Tensor;
 
 bool exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
 
-Experiment stored(const std::string& folder) {
-  const std::string path = folder + "/config.yaml";
-  require(exists(path), folder, " is no run: it has no config.yaml");
-  Experiment experiment;
-  ConfigReader(fields(experiment)).read_file(path);
-  return experiment;
+// Whether weights depend on how many steps there are to be.
+bool depends_on_steps(const TrainOptions& train) {
+  constexpr int64_t kAny = int64_t{1} << 50;
+  return train.full_share > 0 ||
+         Schedule(train.learning_rate, train.schedule, kAny).ends_with_training();
 }
 
 // Options that a run may go on with other values of: they leave the weights of a step
 // as they are.
-bool may_change(const std::string& name) {
+bool may_change(const std::string& name, const TrainOptions& train) {
+  if (name == "train.steps" || name == "train.epochs") return !depends_on_steps(train);
   static const std::vector<std::string> names = {
-      "task.data",       "train.steps",    "train.epochs",     "train.tokens",
-      "train.minutes",   "train.patience", "train.save_every", "train.keep",
-      "train.log_every", "train.prefetch", "train.tensorboard"};
+      "task.data",       "train.tokens",     "train.minutes",
+      "train.patience",  "train.save_every", "train.keep",
+      "train.log_every", "train.prefetch",   "train.tensorboard"};
   return std::ranges::find(names, name) != names.end();
-}
-
-void check_same(Experiment given, const std::string& folder) {
-  Experiment before = stored(folder);
-  auto names = differing(fields(before), fields(given));
-  std::erase_if(names, may_change);
-  if (names.empty()) return;
-  const auto value = [&](Experiment& experiment) {
-    for (const Field& field : fields(experiment))
-      if (field.name == names.front()) return field.value().text();
-    return std::string();
-  };
-  fail(folder, ": the run was begun with ", names.front(), " ", value(before),
-       ", so it cannot go on with ", value(given),
-       "; begin another run in another folder");
 }
 
 // Refuses a folder that holds something else than the run that is wanted.
@@ -83,11 +71,15 @@ void check_folder(const RunOptions& run) {
 }
 
 void write_options(Experiment& experiment, const Task& task, const RunOptions& run) {
+  unlink((run.folder + "/result.json").c_str());  // of a smaller budget
   if (!task.saved_labels.empty())
     write_whole(run.folder + "/labels.json", task.saved_labels);
   if (!task.saved_vocabulary.empty())
     write_whole(run.folder + "/vocabulary", task.saved_vocabulary);
-  write_environment(run.folder, environment(device_of(experiment.train)));
+  Environment around = environment(device_of(experiment.train));
+  if (run.at_once > 1)
+    around.emplace_back("trainings at once", std::to_string(run.at_once));
+  write_environment(run.folder, around);
   write_whole(run.folder + "/config.yaml", config_text(fields(experiment)));
 }
 
@@ -171,14 +163,82 @@ int64_t forward_flops(const TaskModel& model, const Task& task, int64_t length,
   return flops_counted() - before;
 }
 
-RunResult run_experiment(Experiment experiment, const RunOptions& run) {
-  check_folder(run);
-  const Task task = open_task(experiment.task);
-  if (experiment.task.longest == 0) experiment.task.longest = task.longest;
-  const auto model = make_model(experiment, task);
-  const auto objective = model.objective(task);
+Experiment stored_experiment(const std::string& folder) {
+  const std::string path = folder + "/config.yaml";
+  require(exists(path), folder, " is no run: it has no config.yaml");
+  Experiment experiment;
+  ConfigReader(fields(experiment)).read_file(path);
+  return experiment;
+}
+
+void check_same(Experiment given, const std::string& folder) {
+  Experiment before = stored_experiment(folder);
+  if (given.task.longest == 0) given.task.longest = before.task.longest;
+  auto names = differing(fields(before), fields(given));
+  std::erase_if(
+      names, [&](const std::string& name) { return may_change(name, before.train); });
+  if (names.empty()) return;
+  const auto value = [&](Experiment& experiment) {
+    for (const Field& field : fields(experiment))
+      if (field.name == names.front()) return field.value().text();
+    return std::string();
+  };
+  const bool of_steps =
+      names.front() == "train.steps" || names.front() == "train.epochs";
+  fail(folder, ": the run was begun with ", names.front(), " ", value(before),
+       of_steps ? ", on which its train.schedule or train.full_share depends" : "",
+       ", so it cannot go on with ", value(given),
+       "; begin another run in another folder");
+}
+
+namespace {
+
+// Before the data is read or drawn, which may take long: refuses what is wrong with the
+// options alone.
+void check_options(const Experiment& experiment, const RunOptions& run) {
   if (exists(run.folder + "/config.yaml"))
     argument([&] { check_same(experiment, run.folder); });
+  const TrainOptions& train = experiment.train;
+  constexpr int64_t kUnknown = int64_t{1} << 50;  // epochs are of the data
+  argument([&] {
+    Schedule(train.learning_rate, train.schedule,
+             train.epochs > 0 ? kUnknown : train.steps);
+  });
+}
+
+// The sizes of a task and its model, where they do not depend on the data.
+struct Outline {
+  Task task = {};
+  TaskModel model = {};
+};
+
+std::optional<Outline> outlined(const Experiment& experiment) {
+  const TaskOptions& task = experiment.task;
+  if (task.name == "classify" || (task.name == "listops" && task.longest == 0))
+    return std::nullopt;
+  Outline outline{.task = outline_task(task)};
+  outline.model = make_model(experiment, outline.task);
+  return outline;
+}
+
+bool same_sizes(const Task& a, const Task& b) {
+  return a.ids == b.ids && a.longest == b.longest && a.labels.size() == b.labels.size();
+}
+
+}  // namespace
+
+RunResult run_experiment(Experiment experiment, const RunOptions& run) {
+  check_folder(run);
+  Progress::be_quiet(run.quiet);
+  check_options(experiment, run);
+  auto outline = outlined(experiment);
+  const Task task = open_task(experiment.task);
+  if (experiment.task.longest == 0) experiment.task.longest = task.longest;
+  const bool known = outline && same_sizes(outline->task, task);
+  TaskModel model = known ? outline->model : TaskModel();
+  outline.reset();
+  if (!known) model = make_model(experiment, task);
+  const auto objective = model.objective(task);
   RunOptions prepared = run;
   prepared.begin = [&] { write_options(experiment, task, run); };
   RunResult result{.training = train(*objective, experiment.train, prepared),
@@ -196,7 +256,7 @@ RunResult run_experiment(Experiment experiment, const RunOptions& run) {
 
 TrainedModel open_run(const std::string& folder, const std::string& checkpoint,
                       const std::string& device) {
-  TrainedModel trained{.experiment = stored(folder)};
+  TrainedModel trained{.experiment = stored_experiment(folder)};
   if (!device.empty()) trained.experiment.train.device = device;
   const auto saved = [&](const std::string& name) {
     const std::string path = folder + "/" + name;

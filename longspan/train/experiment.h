@@ -50,6 +50,13 @@ TaskModel make_model(const Experiment& experiment, const Task& task);
 int64_t forward_flops(const TaskModel& model, const Task& task, int64_t length,
                       torch::Device device);
 
+// The options of the run in `folder`.
+Experiment stored_experiment(const std::string& folder);
+
+// Refuses options with which the run in `folder` cannot go on: all must be those of the
+// run, but for budgets and what does not change the weights.
+void check_same(Experiment given, const std::string& folder);
+
 struct RunResult {
   TrainResult training = {};
   Goal goal = Goal::label;
@@ -61,8 +68,7 @@ struct RunResult {
 };
 
 // Opens the task, makes the model and trains it in run.folder. A folder that holds a
-// run is refused unless run.resume says to go on; then all options must be those of the
-// run, but for budgets and what does not change the weights.
+// run is refused unless run.resume says to go on; then check_same() must hold.
 RunResult run_experiment(Experiment experiment, const RunOptions& run);
 
 struct Prediction {

@@ -1,5 +1,7 @@
 #include "longspan/train/history.h"
 
+#include <unistd.h>
+
 #include <cmath>
 #include <sstream>
 
@@ -12,7 +14,9 @@ namespace longspan {
 
 History read_history(const std::string& folder) {
   History history;
-  std::istringstream lines(read_file(folder + "/metrics.jsonl"));
+  const std::string path = folder + "/metrics.jsonl";
+  if (access(path.c_str(), F_OK) != 0) return history;
+  std::istringstream lines(read_file(path));
   for (std::string line; std::getline(lines, line);) {
     const auto event = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!event.is_object()) continue;
@@ -26,13 +30,13 @@ History read_history(const std::string& folder) {
     if (!is_train && (kind == event.end() || *kind != "valid")) continue;
     const double step = number("step");
     if (!(step >= 0)) continue;
-    Moment moment{.step = static_cast<int64_t>(step),
-                  .loss = number("loss"),
-                  .accuracy = number("accuracy"),
-                  .seconds = number("seconds"),
-                  .tokens_per_second = number("tokens_per_second")};
-    if (!is_train && !history.train.empty())
-      moment.seconds = history.train.back().seconds;
+    Moment moment{
+        .step = static_cast<int64_t>(step),
+        .loss = number("loss"),
+        .accuracy = number("accuracy"),
+        .seconds =
+            number(event.contains("training_seconds") ? "training_seconds" : "seconds"),
+        .tokens_per_second = number("tokens_per_second")};
     (is_train ? history.train : history.valid).push_back(moment);
   }
   return history;

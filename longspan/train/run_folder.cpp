@@ -12,6 +12,14 @@
 
 namespace longspan {
 
+bool is_trained_in(const std::string& path) {
+  const int handle = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (handle < 0) return false;
+  const bool is_held = flock(handle, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  close(handle);
+  return is_held;
+}
+
 RunFolder::RunFolder(const std::string& path) {
   require(!path.empty(), "training needs a folder for the run");
   for (std::filesystem::path at = path; !at.empty() && access(at.c_str(), F_OK) != 0;

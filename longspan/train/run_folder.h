@@ -7,6 +7,9 @@
 
 namespace longspan {
 
+// Whether a process trains in the folder now.
+bool is_trained_in(const std::string& path);
+
 // Makes the folder with those above it and holds it for this process alone. Folders
 // that it made go again with it, unless something is in them.
 class RunFolder {

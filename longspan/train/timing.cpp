@@ -4,6 +4,7 @@
 #include <numeric>
 #include <vector>
 
+#include <ATen/Parallel.h>
 #include <torch/cuda.h>
 
 #include "longspan/base/interleaved.h"
@@ -39,7 +40,8 @@ Latency latency(const TaskModel& model, const Task& task, torch::Device device,
                 .batch = options.batch > 0  ? options.batch
                          : device.is_cuda() ? 32
                                             : 1,
-                .length = options.length > 0 ? options.length : task.longest};
+                .length = options.length > 0 ? options.length : task.longest,
+                .threads = at::get_num_threads()};
   found.flops = forward_flops(model, task, found.length, device);
   const Batch input = random_batch(task, found.batch, found.length).to(device);
   const auto objective = model.objective(task);

@@ -30,6 +30,7 @@ struct Latency {
   Timing timing = {};
   int64_t passes = 0, batch = 0, length = 0;
   int64_t flops = 0;  // of one sequence
+  int64_t threads = 0;
 };
 
 // Of a model in evaluation mode.

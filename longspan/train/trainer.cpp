@@ -204,6 +204,29 @@ class Training {
     return seconds_before_ + since.count();
   }
 
+  // Of training alone.
+  double training_seconds() const { return seconds() - state_.aside; }
+
+  // What is done while one lives is no training.
+  class Aside {
+   public:
+    explicit Aside(Training& training)
+        : training_(training), began_(training.seconds()) {}
+    ~Aside() {
+      const double spent = training_.seconds() - began_;
+      training_.state_.aside += spent;
+      training_.last_log_.seconds += spent;
+    }
+    Aside(const Aside&) = delete;
+    Aside& operator=(const Aside&) = delete;
+
+   private:
+    Training& training_;
+    double began_;
+  };
+
+  void note_peak() { state_.peak_bytes = std::max(state_.peak_bytes, peak_.total()); }
+
   // The share of the budget that is used up.
   double used() const {
     const auto share = [](double done, double all) { return all > 0 ? done / all : 0; };
@@ -345,7 +368,7 @@ class Training {
     const double loss = window_.loss / steps;
     const double accuracy =
         window_.right / static_cast<double>(std::max<int64_t>(1, window_.answers));
-    const int64_t bytes = peak_.total();
+    note_peak();
     journal_->metrics(
         "train", state_.step,
         {{"loss", loss},
@@ -353,20 +376,21 @@ class Training {
          {"learning_rate", window_.rate},
          {"gradient_norm", window_.norm},
          {"tokens_per_second", rate},
-         {"peak_bytes", static_cast<double>(bytes)},
+         {"peak_bytes", static_cast<double>(state_.peak_bytes)},
          {"flops", state_.flops},
          {"examples", static_cast<double>(state_.examples)},
          {"tokens", static_cast<double>(state_.tokens)},
          {"epoch", static_cast<double>(state_.examples) /
                        static_cast<double>(objective_.examples("train").size())},
-         {"seconds", now}});
+         {"seconds", now},
+         {"training_seconds", training_seconds()}});
     std::ostringstream line;
     line << "step " << state_.step;
     if (options_.steps > 0) line << '/' << options_.steps;
     line << "  loss " << std::fixed << std::setprecision(4) << loss << "  accuracy "
          << percent(accuracy) << "  rate " << std::scientific << std::setprecision(2)
          << window_.rate << "  " << short_number(rate) << " tokens/s  "
-         << short_number(static_cast<double>(bytes)) << "B";
+         << short_number(static_cast<double>(state_.peak_bytes)) << "B";
     if (const double share = used(); share > 0 && share < 1)
       line << "  " << duration(now * (1 - share) / share) << " left";
     journal_->progress(line.str());
@@ -383,6 +407,8 @@ class Training {
 
   // False, with nothing changed, if a signal came.
   bool evaluate() {
+    const double trained = training_seconds();
+    const Aside aside(*this);
     const WeightAverage average_before = average_;
     if (state_.evaluated != state_.step) average_.note(optimizer_.weights());
     std::optional<Score> valid;
@@ -412,6 +438,7 @@ class Training {
       line << "  " << spaced(name) << ' ' << value;
     line << (better ? "  best so far" : "");
     measures.emplace_back("seconds", seconds());
+    measures.emplace_back("training_seconds", trained);
     journal_->metrics("valid", state_.step, measures);
     journal_->say(line.str());
     return true;
@@ -480,6 +507,8 @@ class Training {
   }
 
   void save() {
+    const Aside aside(*this);
+    note_peak();
     state_.seconds = seconds();
     Checkpoint checkpoint;
     checkpoint.optimizer = optimizer_.saved();
@@ -596,12 +625,13 @@ class Training {
       if (test) journal_->metrics("test", state_.step, measures_of("test", *test));
     }
     state_.seconds = seconds();
+    note_peak();
     const int signal = end.empty() || (state_.best && !test) ? StopSignals::noted() : 0;
     const TrainResult result{.step = state_.step,
                              .examples = state_.examples,
                              .tokens = state_.tokens,
                              .seconds = state_.seconds,
-                             .peak_bytes = peak_.total(),
+                             .peak_bytes = state_.peak_bytes,
                              .flops = state_.flops,
                              .best = state_.best,
                              .test = test,
@@ -635,6 +665,7 @@ class Training {
   Checkpoints checkpoints_;
   Schedule schedule_;
   WeightAverage average_;
+  Carries carries_;
   PeakBytes peak_;
   std::optional<Journal> journal_;
   std::vector<std::string> remarks_;
@@ -647,6 +678,16 @@ class Training {
 };
 
 }  // namespace
+
+void check_samples(const Objective& objective, int64_t samples) {
+  if (samples == 0) return;
+  require(objective.samples(),
+          "no mechanism of the model draws the keys it meets, so that all samples are "
+          "alike; it needs one such as ssa");
+  require(!is_of_examples(objective.carry()),
+          "a model that carries something of its examples from batch to batch is not ",
+          "averaged over samples");
+}
 
 std::optional<Score> score(Objective& objective, const Dataset& examples,
                            const ScoreOptions& options) {
@@ -663,7 +704,6 @@ std::optional<Score> score(Objective& objective, const Dataset& examples,
     const size_t length = (order.size() + each - 1) / std::max<size_t>(1, each);
     const auto count = static_cast<int64_t>(order.size());
     order.clear();
-  Carries carries_;
     for (size_t at = 0; at < length; ++at)
       for (size_t stream = 0; stream < each; ++stream) {
         const auto number = static_cast<int64_t>(stream * length + at);
@@ -677,16 +717,6 @@ std::optional<Score> score(Objective& objective, const Dataset& examples,
       torch::zeros(2, torch::TensorOptions(options.device).dtype(torch::kDouble));
   const std::span<const int64_t> all(order);
   const int64_t longest = longest_of(examples, all);
-void check_samples(const Objective& objective, int64_t samples) {
-  if (samples == 0) return;
-  require(objective.samples(),
-          "no mechanism of the model draws the keys it meets, so that all samples are "
-          "alike; it needs one such as ssa");
-  require(!is_of_examples(objective.carry()),
-          "a model that carries something of its examples from batch to batch is not ",
-          "averaged over samples");
-}
-
   Record carry = options.carry ? *options.carry : Record();
   int64_t answers = 0;
   for (size_t first = 0; first < all.size(); first += each) {
@@ -695,6 +725,9 @@ void check_samples(const Objective& objective, int64_t samples) {
         padded_batch(examples, all.subspan(first, std::min(each, all.size() - first)),
                      {.meant_for = options.device}, options.pad_to, longest);
     answers += made.answers;
+    Pass pass;
+    if (objective.carry() != Carry::none) pass.carry = &carry;
+    const Batch batch = made.to(options.device);
     BatchSums part;
     if (options.samples > 0) {
       // Other samples for other batches, in whatever order they come.
@@ -725,10 +758,12 @@ void check_training(Objective& objective, const TrainOptions& options) {
             "train.first_batch needs train.ramp_steps");
     require(options.ramp_steps == 0 || !is_of_examples(objective.carry()),
             "train.ramp_steps: the model carries something of each example from batch ",
-    Pass pass;
-    if (objective.carry() != Carry::none) pass.carry = &carry;
-    const Batch batch = made.to(options.device);
             "to batch, so batches must be of one size");
+    const int64_t examples = objective.examples("train").size();
+    require(options.batch <= examples || !is_of_examples(objective.carry()),
+            "train.batch, ", options.batch, ", must be at most the ", examples,
+            " examples: the model carries something of each from batch to batch, so ",
+            "they come in as many streams");
     require(
         options.full_share == 0 || total_steps(objective, options) > 0,
         "train.full_share is of the steps, so it needs train.steps or train.epochs");
@@ -759,11 +794,6 @@ Record load_weights(torch::nn::Module& model, const NamedTensors& weights,
             shape(into), ", got ", shape(found->second));
     into.detach().copy_(found->second);
     device = into.device();
-    const int64_t examples = objective.examples("train").size();
-    require(options.batch <= examples || !is_of_examples(objective.carry()),
-            "train.batch, ", options.batch, ", must be at most the ", examples,
-            " examples: the model carries something of each from batch to batch, so ",
-            "they come in as many streams");
     ++known;
   };
   for (const auto& entry : model.named_parameters()) take(entry.key(), entry.value());

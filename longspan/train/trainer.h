@@ -36,8 +36,8 @@ struct TrainResult {
   int64_t step = 0;
   int64_t examples = 0;
   int64_t tokens = 0;
-  double seconds = 0;  // of training and evaluation, resumed parts included
-  int64_t peak_bytes = 0;
+  double seconds = 0;      // of training and evaluation, resumed parts included
+  int64_t peak_bytes = 0;  // of tensors, resumed parts included
   double flops = 0;
   std::optional<Scored> best = {};  // by the validation set
   std::optional<Score> test = {};   // of the best, when training came to its end
@@ -52,6 +52,7 @@ struct RunOptions {
   // Else the folder of a checkpoint to go on from.
   std::string resume = {};
   bool quiet = false;
+  int64_t at_once = 1;  // trainings that share this machine, as environment.json says
   // Called when the folder is held and the checkpoint taken, before anything is
   // written.
   std::function<void()> begin = {};

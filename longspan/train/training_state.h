@@ -27,6 +27,8 @@ struct TrainingState {
   int64_t tokens = 0;
   double flops = 0;
   double seconds = 0;
+  double aside = 0;  // of these, in evaluations and checkpoints
+  int64_t peak_bytes = 0;
   double first_loss = 0;
   int64_t evaluated = 0;     // the step of the last evaluation
   uint32_t data = 0;         // fingerprint of the examples

@@ -4,9 +4,12 @@
 
 #include <filesystem>
 #include <fstream>
+#include <memory>
 
 #include "longspan/base/error.h"
+#include "longspan/base/read_file.h"
 #include "longspan/train/environment.h"
+#include "longspan/train/run_folder.h"
 #include "tests/support/folder.h"
 #include "tests/support/tensors.h"
 
@@ -24,6 +27,7 @@ ArenaOptions options_in(const std::string& folder, const std::string& entries) {
   options.experiment.train.steps = 4;
   options.experiment.train.batch = 8;
   options.experiment.train.evaluate_every = 2;
+  options.experiment.train.log_every = 2;
   options.experiment.train.tensorboard = false;
   options.entries = Value::parse(entries);
   options.seeds = Value::parse("[1, 2]");
@@ -58,6 +62,25 @@ TEST(Arena, TrainsEveryEntryWithEverySeed) {
             0);
 }
 
+TEST(Arena, JudgesBySamples) {
+  const Folder folder;
+  auto options = options_in(
+      folder / "",
+      "[{name: plain, samples: 3, model.attention: {name: ssa, windows: 3}}, {name: "
+      "cached, samples: 3, model.attention: {name: grc, attention: ssa}}]");
+  options.seeds = Value::parse("[1]");
+  for (int time = 0; time < 2; ++time) {
+    const auto entries = run_arena(options, folder / "runs", true, kQuietly).entries;
+    ASSERT_EQ(entries.size(), 2u);
+    for (const ArenaEntry& entry : entries) {
+      EXPECT_EQ(entry.runs[0].refused, "");
+      ASSERT_EQ(entry.runs[0].sampled.size(), 2u);
+      EXPECT_NE(entry.runs[0].sampled[1], entry.runs[0].loss) << entry.name;
+      EXPECT_NEAR(entry.runs[0].sampled[1], entry.runs[0].loss, 0.2) << entry.name;
+    }
+  }
+}
+
 TEST(Arena, ReadsWhatIsTrainedAlready) {
   const Folder folder;
   const auto options = options_in(folder / "", "[dense]");
@@ -83,6 +106,99 @@ TEST(Arena, ReadsWhatIsTrainedAlready) {
                 [&](const std::string& line) { told.push_back(line); });
   EXPECT_EQ(told, std::vector<std::string>{"dense, seed 1"});
   EXPECT_EQ(resumed.entries[0].runs[0].loss, first.entries[0].runs[0].loss);
+}
+
+// Results of other options are not passed off as those of the given ones.
+TEST(Arena, RefusesARunThatWasBegunOtherwise) {
+  const Folder folder;
+  auto options = options_in(folder / "", "[{name: one, model.attention: linear}]");
+  options.seeds = Value::parse("[1]");
+  const auto run = [&](const ArenaOptions& now) {
+    return run_arena(now, folder / "runs", true, kQuietly).entries[0].runs[0];
+  };
+  const ArenaRun first = run(options);
+  EXPECT_EQ(first.refused, "");
+  const std::string latency = read_file(folder / "runs/one/latency.json");
+
+  ArenaOptions other = options;
+  other.entries = Value::parse("[{name: one, model.attention: dense}]");
+  EXPECT_NE(
+      run(other).refused.find("begun with model.attention linear, so it cannot go "
+                              "on with dense"),
+      std::string::npos);
+  EXPECT_FALSE(read_arena(folder / "runs")[0].runs[0].refused.empty());
+  ArenaOptions less = options;
+  less.experiment.train.steps = 2;
+  EXPECT_NE(
+      run(less).refused.find("was trained with train.steps 4, so it cannot be of 2"),
+      std::string::npos);
+
+  // A larger budget goes on, and what was measured of the best before is of another.
+  ArenaOptions more = options;
+  more.experiment.train.steps = 40;
+  more.experiment.train.learning_rate = 1e-3;
+  const ArenaRun longer = run(more);
+  EXPECT_EQ(longer.refused, "");
+  EXPECT_GT(longer.flops, first.flops);
+  EXPECT_GT(longer.best_step, first.best_step);
+  EXPECT_NE(read_file(folder / "runs/one/latency.json"), latency);
+}
+
+// What LibTorch and the system throw refuses an entry, not the arena.
+TEST(Arena, SurvivesAnEntryWithoutMemory) {
+  const Folder folder;
+  auto options = options_in(
+      folder / "",
+      "[{name: huge, model.attention: {name: synthesizer, parts: [random]}, "
+      "model.longest: 100000, model.heads: 10000, model.head_width: 1}, dense]");
+  options.seeds = Value::parse("[1]");
+  const auto entries = run_arena(options, folder / "runs", true, kQuietly).entries;
+  EXPECT_NE(entries[0].runs[0].refused.find("memory"), std::string::npos)
+      << entries[0].runs[0].refused;
+  EXPECT_FALSE(entries[0].runs[0].goes_on);
+  EXPECT_EQ(entries[1].runs[0].refused, "");
+  EXPECT_TRUE(entries[1].latency.has_value());
+}
+
+// From the beginning its folder says what it is, and which runs are not at their end.
+TEST(Arena, TellsHowFarItIs) {
+  const Folder folder;
+  auto options = options_in(folder / "", "[dense, linear]");
+  options.seeds = Value::parse("[1]");
+  int told = 0;
+  run_arena(options, folder / "runs", true, [&](const std::string&) {
+    const auto entries = read_arena(folder / "runs");
+    ASSERT_EQ(entries.size(), 2u);
+    EXPECT_EQ(entries[0].runs[0].refused, told == 0 ? "not trained yet" : "");
+    EXPECT_EQ(entries[1].runs[0].refused, "not trained yet");
+    EXPECT_TRUE(entries[1].runs[0].goes_on);
+    ++told;
+  });
+  EXPECT_EQ(told, 2);
+  std::filesystem::remove(folder / "runs/linear/seed-1/result.json");
+  EXPECT_EQ(read_arena(folder / "runs")[1].runs[0].refused,
+            "not at its end, but at step 4");
+
+  ArenaOptions stored;
+  ConfigReader(fields(stored)).read_file(arena_options_path(folder / "runs"));
+  EXPECT_TRUE(differing(fields(stored), fields(options)).empty());
+}
+
+// A process of an arena that was killed may still be at its last step.
+TEST(Arena, WaitsForAnotherProcessInAFolder) {
+  const Folder folder;
+  auto options = options_in(folder / "", "[dense]");
+  options.seeds = Value::parse("[1]");
+  auto held = std::make_unique<RunFolder>(folder / "runs/dense/seed-1");
+  std::vector<std::string> told;
+  const auto entries =
+      run_arena(options, folder / "runs", true, [&](const std::string& line) {
+        told.push_back(line);
+        held.reset();
+      }).entries;
+  ASSERT_EQ(told.size(), 2u);
+  EXPECT_NE(told[0].find("waits for another process"), std::string::npos);
+  EXPECT_EQ(entries[0].runs[0].refused, "");
 }
 
 TEST(Arena, IsReadFromItsFolder) {
@@ -141,6 +257,9 @@ TEST(Arena, RefusesEntriesThatCannotBe) {
             "arena.entries, a: no key 'model.layrs'; did you mean 'model.layers'?");
   EXPECT_EQ(refusal("[{name: a, samples: 0}]", "[1]"),
             "arena.entries: samples must be a whole number of 1 or more, got 0");
+  EXPECT_EQ(refusal("[{name: a, samples: 2}]", "[1]"),
+            "arena.entries, a: samples need a mechanism that draws the keys it meets, "
+            "such as ssa");
 }
 
 }  // namespace

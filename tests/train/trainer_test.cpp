@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "longspan/base/read_file.h"
 #include "longspan/train/checkpoint.h"
@@ -78,6 +79,7 @@ class Troubled final : public Objective {
     if (calls == signal_at) std::raise(SIGTERM);
     BatchSums sums = plain_.evaluate(batch, pass);
     if (calls == bad_at) sums.loss = sums.loss * bad_factor;
+    if (!pass.training) usleep(evaluation_pause);
     return sums;
   }
   BatchSums evaluate_mean(const Batch& batch, const Pass& pass,
@@ -87,6 +89,7 @@ class Troubled final : public Objective {
 
   int calls = 0, signal_at = -1, bad_at = -1;
   double bad_factor = 1;
+  useconds_t evaluation_pause = 0;
   std::vector<bool> sampled;  // of every training pass
 
  private:
@@ -122,7 +125,9 @@ std::string without_seconds(const std::string& text) {
   std::istringstream in(text);
   std::string kept;
   for (std::string line; std::getline(in, line);) {
-    for (const char* timed : {"\"seconds\"", "\"tokens_per_second\"", "\"peak_bytes\""})
+    for (const char* timed :
+         {"\"seconds\"", "\"seconds_aside\"", "\"training_seconds\"",
+          "\"tokens_per_second\"", "\"peak_bytes\""})
       if (const size_t at = line.find(timed); at != std::string::npos)
         line.erase(at, line.find_first_of(",}", at) - at);
     kept += line + "\n";
@@ -256,6 +261,44 @@ TEST(ATraining, LearnsInBfloat16AsInFloat) {
     }
     EXPECT_TRUE(has_more);
   }
+}
+
+TEST(ATraining, KnowsThePeakOfAllItsParts) {
+  const Folder folder;
+  Tensor beside = torch::zeros({1 << 24});  // 64 MiB
+  const Trained first =
+      train_part(folder / "run", small_training(), "auto", /*signal_at=*/30);
+  EXPECT_GE(first.result.peak_bytes, beside.nbytes());
+  beside = Tensor();
+  const Trained last = train_part(folder / "run", small_training(), "auto");
+  EXPECT_EQ(last.result.signal, 0);
+  EXPECT_GE(last.result.peak_bytes, first.result.peak_bytes);
+}
+
+// Evaluations and checkpoints take time, but none of that of training.
+TEST(ATraining, CountsSpeedWithoutEvaluations) {
+  const Folder folder;
+  const Task task = small_task();
+  Classifier model(small_model(), task.ids, task.longest, 2);
+  Troubled objective(task, model);
+  objective.evaluation_pause = 20'000;
+  train(objective, small_training(), {.folder = folder / "run", .quiet = true});
+  std::istringstream lines(read_file(folder / "run/metrics.jsonl"));
+  double spent = 0, seconds = 0, training = 0;
+  int64_t tokens = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const auto event = nlohmann::json::parse(line);
+    if (event["event"] != "train") continue;
+    const int64_t now = event["tokens"];
+    spent +=
+        static_cast<double>(now - tokens) / event["tokens_per_second"].get<double>();
+    tokens = now;
+    seconds = event["seconds"];
+    training = event["training_seconds"];
+  }
+  EXPECT_NEAR(spent, training, 1e-3 * training);
+  // Three evaluations of three batches, before the last.
+  EXPECT_GE(seconds - training, 3 * 3 * 0.02);
 }
 
 TEST(ATraining, RepeatsItself) {
