@@ -24,8 +24,7 @@ void check_shares(const AttentionWatch::Seen& seen, const Tensor& rows,
         .squeeze(2);
   };
   Pass pass = seen.pass;
-  const Tensor constant =
-      seen.attention.forward(seen.q, seen.k, torch::zeros_like(seen.v), pass);
+  const Tensor constant = seen.mix(torch::zeros_like(seen.v), pass);
   const Tensor expected = mixed(seen.out);
   const Tensor values =
       seen.v.repeat_interleave(shares.size(1) / seen.v.size(1), 1).to(torch::kDouble);
@@ -37,7 +36,7 @@ void check_shares(const AttentionWatch::Seen& seen, const Tensor& rows,
       seen.v.scalar_type() == torch::kBFloat16 || seen.v.scalar_type() == torch::kHalf;
   const double off = (found - expected).abs().max().item<double>();
   const double scale = expected.abs().max().item<double>() + 1e-6;
-  require(off <= (is_short ? kShort : kFloat) * scale, seen.attention.mechanism().name,
+  require(off <= (is_short ? kShort : kFloat) * scale, seen.part.mechanism().name,
           ": what comes out is no weighted sum of the values, so there are no weights ",
           "that could be shown");
 }
@@ -49,17 +48,16 @@ AttentionWatch::AttentionWatch(Tell tell)
 
 AttentionWatch::~AttentionWatch() { current = before_; }
 
-Tensor AttentionWatch::watched(Attention& attention, const Tensor& q, const Tensor& k,
-                               const Tensor& v, Pass& pass,
-                               const std::function<Tensor()>& work) {
+Tensor AttentionWatch::watched(const Part& part, const Tensor& v, Pass& pass,
+                               const Mix& mix) {
   struct Quiet {
     AttentionWatch* const watch = std::exchange(current, nullptr);
     ~Quiet() { current = watch; }
   } quiet;
-  if (!quiet.watch) return work();
+  if (!quiet.watch) return mix(v, pass);
   const Pass before = pass;
-  const Tensor out = work();
-  quiet.watch->tell_({attention, q, k, v, out, before});
+  const Tensor out = mix(v, pass);
+  quiet.watch->tell_({part, v.detach(), out.detach(), before, mix});
   return out;
 }
 
@@ -68,19 +66,14 @@ Tensor key_shares(const AttentionWatch::Seen& seen, const Tensor& rows) {
   require(rows.dim() == 2 && rows.size(0) == out.size(0) && rows.size(1) == out.size(2),
           "key_shares: rows must be [B, N] = [", out.size(0), ", ", out.size(2),
           "], got ", shape(rows));
-  const auto detached = [](const Tensor& tensor) {
-    return tensor.defined() ? tensor.detach() : tensor;
-  };
-  const AttentionWatch::Seen fixed{seen.attention,   detached(seen.q), detached(seen.k),
-                                   detached(seen.v), detached(out),    seen.pass};
   const int64_t heads = out.size(1), group = heads / v.size(1);
   Tensor shares = torch::empty({out.size(0), heads, v.size(2)}, v.options());
   // Heads that have values in common take turns.
   for (int64_t place = 0; place < group; ++place) {
     const torch::AutoGradMode with_gradients(true);
-    const Tensor values = fixed.v.clone().requires_grad_();
-    Pass pass = fixed.pass;
-    const Tensor again = fixed.attention.forward(fixed.q, fixed.k, values, pass);
+    const Tensor values = v.clone().requires_grad_();
+    Pass pass = seen.pass;
+    const Tensor again = seen.mix(values, pass);
     Tensor direction = torch::zeros_like(again);
     direction.slice(1, place, heads, group)
         .select(3, 0)
@@ -89,7 +82,7 @@ Tensor key_shares(const AttentionWatch::Seen& seen, const Tensor& rows) {
     shares.slice(1, place, heads, group).copy_(gradient[0].select(3, 0));
   }
   const torch::NoGradGuard without_gradients;
-  check_shares(fixed, rows, shares);
+  check_shares(seen, rows, shares);
   return shares;
 }
 

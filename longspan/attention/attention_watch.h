@@ -8,14 +8,20 @@
 
 namespace longspan {
 
-// While one lives, Attention::forward() of the calling thread tells it what it was
-// given. One inside another Attention does not, and one watch is told at a time.
+// While one lives, what mixes values by heads tells it with what: every Attention, and
+// Mixers that do so by themselves. What is inside another that tells does not, and one
+// watch is told at a time.
 class AttentionWatch {
  public:
+  // Values [B, Hk, M, dv] to outputs [B, H, N, dv], by weights that are those of the
+  // values that were seen.
+  using Mix = std::function<torch::Tensor(const torch::Tensor& v, Pass& pass)>;
+
   struct Seen {
-    Attention& attention;
-    torch::Tensor q, k, v, out;
+    const Part& part;
+    torch::Tensor v, out;
     Pass pass;  // as it was before
+    Mix mix;
   };
   using Tell = std::function<void(const Seen&)>;
 
@@ -24,11 +30,9 @@ class AttentionWatch {
   AttentionWatch(const AttentionWatch&) = delete;
   AttentionWatch& operator=(const AttentionWatch&) = delete;
 
-  // Runs `work`, which is what `attention` does with the rest, under the watch there
-  // may be.
-  static torch::Tensor watched(Attention& attention, const torch::Tensor& q,
-                               const torch::Tensor& k, const torch::Tensor& v,
-                               Pass& pass, const std::function<torch::Tensor()>& work);
+  // Runs mix(v, pass), which is what `part` does, under the watch there may be.
+  static torch::Tensor watched(const Part& part, const torch::Tensor& v, Pass& pass,
+                               const Mix& mix);
 
  private:
   Tell tell_;

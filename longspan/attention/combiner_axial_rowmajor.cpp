@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 
+#include "longspan/attention/attention_watch.h"
 #include "longspan/attention/combiner.h"
 #include "longspan/attention/combiner_axial.h"
 #include "longspan/attention/dense_reference.h"
@@ -131,8 +133,18 @@ class AxialRowMajor final : public Mixer {
 
   Tensor run(const Tensor& input, Pass& pass) override {
     const Tensor x = without_padding(input, pass);
-    Prepared prepared =
-        prepare(projections_.q(x), projections_.k(x), projections_.v(x), pass);
+    // For whom weighs other values the keys of summaries stay as these make them.
+    const auto summary_keys = std::make_shared<Tensor>();
+    const Tensor heads =
+        AttentionWatch::watched(*this, projections_.v(x), pass,
+                                [this, x, summary_keys](const Tensor& v, Pass& now) {
+                                  return mixed(x, v, *summary_keys, now);
+                                });
+    return projections_.out(heads);
+  }
+
+  Tensor mixed(const Tensor& x, const Tensor& v, Tensor& summary_keys, Pass& pass) {
+    Prepared prepared = prepare(projections_.q(x), projections_.k(x), v, pass);
     auto& [queries, source, options, global, order] = prepared;
     const Place place{.count = x.size(1),
                       .first = queries.first,
@@ -154,7 +166,12 @@ class AxialRowMajor final : public Mixer {
     }
     source.layout = laid->members;
     const Attended in_row = block_attention({.q = in_rows(asking)}, {source});
-    Summaries summaries = of_rows(in_rows(all), in_row, source.to.defined());
+    if (!summary_keys.defined()) summary_keys = keys_of_rows(in_rows(all), in_row);
+    Summaries summaries{.k = summary_keys, .v = in_row.out};
+    // A row of missing tokens has none, if there are such.
+    if (source.to.defined())
+      summaries.valid =
+          in_row.lse.select(1, 0).detach() > -std::numeric_limits<double>::infinity();
     if (pass.state) {
       summaries = summaries.joined(pass.state->part("summaries"));
       pass.state->set("x", all.slice(1, whole));
@@ -175,19 +192,15 @@ class AxialRowMajor final : public Mixer {
     queries.rows = laid->columns.queries;
     if (pass.training && pass.dropout > 0) options.dropout.key = pass.draw.key();
     const Attended by_column = block_attention(queries, {above}, options);
-    return projections_.out(merge({by_row, by_column}).out);
+    return merge({by_row, by_column}).out;
   }
 
-  // Of every place in the rows of x [B, rows * width, E], with what it sees in its row.
-  // A row of missing tokens has none, if there are such.
-  Summaries of_rows(const Tensor& x, const Attended& in_row, bool some_missing) const {
-    const Tensor normal = longspan::layer_norm(x + mix_(joined_heads(in_row.out)),
-                                               norm_weight_, norm_bias_);
-    Summaries made{.k = in_heads(key_(normal), heads_), .v = in_row.out};
-    if (some_missing)
-      made.valid =
-          in_row.lse.select(1, 0).detach() > -std::numeric_limits<double>::infinity();
-    return made;
+  // The summary's key at every place in the rows of x [B, rows * width, E], with what
+  // it sees in its row.
+  Tensor keys_of_rows(const Tensor& x, const Attended& in_row) const {
+    return in_heads(key_(longspan::layer_norm(x + mix_(joined_heads(in_row.out)),
+                                              norm_weight_, norm_bias_)),
+                    heads_);
   }
 
   Tensor define(const Tensor& input, Pass& pass) override {

@@ -232,10 +232,11 @@ Tensor Attention::forward(const Tensor& q, const Tensor& k, const Tensor& v,
   check_heads(mechanism(), q, k, v, pass);
   const Tensor& sized = q.defined() ? q : v;
   check_pass(pass, sized.size(0), sized.size(2));
-  return AttentionWatch::watched(*this, q, k, v, pass, [&] {
-    return without_padding(guarded(pass, [&] { return run(q, k, v, pass); }),
-                           pass.mask.tokens);
-  });
+  return AttentionWatch::watched(
+      *this, v, pass, [this, q, k](const Tensor& values, Pass& now) {
+        return without_padding(guarded(now, [&] { return run(q, k, values, now); }),
+                               now.mask.tokens);
+      });
 }
 
 Tensor Attention::reference(const Tensor& q, const Tensor& k, const Tensor& v,

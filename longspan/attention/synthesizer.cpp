@@ -10,6 +10,7 @@
 #include <cmath>
 #include <string_view>
 
+#include "longspan/attention/attention_watch.h"
 #include "longspan/attention/dense_reference.h"
 #include "longspan/attention/head_axis.h"
 #include "longspan/attention/linear_map.h"
@@ -251,9 +252,16 @@ class Synthesizer final : public Mixer {
   }
 
   Tensor run(const Tensor& x, Pass& pass) override {
+    const Tensor heads = AttentionWatch::watched(
+        *this, in_heads(v_(x), sizes_.key_heads), pass,
+        [this, x](const Tensor& v, Pass& now) { return mixed(x, v, now); });
+    return out_(joined_heads(heads));
+  }
+
+  // The values v [B, Hk, N, dv] of x, mixed: [B, H, N, dv].
+  Tensor mixed(const Tensor& x, const Tensor& v, Pass& pass) {
     const int64_t first = pass.state ? pass.state->tokens : 0, count = x.size(1);
     check_length(first + count);
-    const Tensor v = in_heads(v_(x), sizes_.key_heads);
     // Of queries it takes the number only.
     const Prepared prepared = prepare(
         v, has(kDot) ? in_heads(k_(x), sizes_.key_heads) : v.slice(3, 0, 0), v, pass);
@@ -295,7 +303,7 @@ class Synthesizer final : public Mixer {
       outs.push_back(
           (cut ? recompute(attend, rows.list(), {}) : attend(rows.list(), false))[0]);
     }
-    return out_(joined_heads(outs.size() == 1 ? outs[0] : torch::cat(outs, 2)));
+    return outs.size() == 1 ? outs[0] : torch::cat(outs, 2);
   }
 
   Tensor define(const Tensor& x, Pass& pass) override {

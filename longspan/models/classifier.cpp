@@ -83,6 +83,8 @@ Tensor Classifier::pooled(const Stream& tokens) const {
 }
 
 Tensor Classifier::joined(const Tensor& x) const {
+  require(x.size(0) % 2 == 0,
+          "a classifier of pairs needs an even number of texts, got ", x.size(0));
   const auto both = x.chunk(2, 0);
   const Tensor &a = both[0], &b = both[1];
   return torch::cat(interaction_ ? std::vector<Tensor>{a, b, a * b, a - b}

@@ -19,6 +19,8 @@ struct TokenWeights {
     std::string mechanism = {};
     torch::Tensor heads = {};  // [H, N] double
     torch::Tensor front = {};  // [H] double: the share of the tokens in front
+    torch::Tensor memory =
+        {};  // [H] double: that of a memory, no token's; or undefined
   };
 
   std::vector<double> probabilities = {};
@@ -27,13 +29,16 @@ struct TokenWeights {
   // half by the mean of its heads (Abnar & Zuidema 2020, arXiv:2005.00928); of one
   // layer the mean of its heads alone.
   torch::Tensor through = {};
-  double front = 0;  // the share of the tokens in front in that
+  double front = 0, memory = 0;  // the shares of the others in that
 };
 
-// ids [N]: integer; `options` are those of the model. Takes memory that grows like N,
+// texts: ids [N] integer of one, or of the two of a pair; one answer for each, with the
+// same probabilities. `options` are those of the model. Takes memory that grows like N,
 // but for what mechanisms take themselves. `carry` is what the model keeps, if that is
 // of the model. An Error where a layer has no weights from token to token.
-TokenWeights token_weights(Classifier& model, const TransformerOptions& options,
-                           const torch::Tensor& ids, const Record& carry = {});
+std::vector<TokenWeights> token_weights(Classifier& model,
+                                        const TransformerOptions& options,
+                                        const std::vector<torch::Tensor>& texts,
+                                        const Record& carry = {});
 
 }  // namespace longspan

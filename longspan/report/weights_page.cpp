@@ -27,11 +27,15 @@ std::string style() {
 .heads figure { margin: 0; padding: .5rem .6rem; border: 1px solid var(--line);
   border-radius: 6px; }
 .heads .text { font-size: 9px; line-height: 1.6; max-height: 14rem; overflow-y: auto; }
-.heads figcaption { display: flex; justify-content: space-between; font-size: .8rem; }
+.heads figcaption { display: flex; justify-content: space-between; gap: .6rem;
+  font-size: .8rem; }
 .strip { display: block; width: 100%; height: 22px; margin: .25rem 0;
   background: var(--raised); border-radius: 3px; }
 .strip path { fill: rgb(var(--above)); }
-.whole .strip { height: 44px; max-width: 72rem; }
+.whole { max-width: 72rem; }
+.whole .strip { height: 44px; }
+.key span { white-space: nowrap; margin-right: 1.2rem; }
+.key i { display: inline-block; width: 1.4em; height: 1em; vertical-align: -.15em; }
 .labels { display: grid; grid-template-columns: max-content minmax(4rem, 20rem) max-content;
   gap: .15rem .7rem; align-items: center; margin: .6rem 0; }
 .labels span { text-align: right; }
@@ -102,7 +106,8 @@ std::string strip(const std::vector<double>& weights) {
     sums[i * bins / weights.size()] += std::abs(weights[i]);
   const double most = largest(sums);
   std::ostringstream svg;
-  svg << std::setprecision(3) << "<svg class=\"strip\" viewBox=\"0 0 " << bins
+  svg << std::setprecision(3) << "<svg class=\"strip\" style=\"max-width:" << 2 * bins
+      << "rem\" viewBox=\"0 0 " << bins
       << " 1\" preserveAspectRatio=\"none\" aria-hidden=\"true\"><path d=\"";
   for (size_t i = 0; i < bins && most > 0; ++i)
     if (const double height = sums[i] / most; height > 0.004)
@@ -123,29 +128,87 @@ std::string labels(const WeighedText& text) {
   return html + "</div>\n";
 }
 
+// "12 % in front, 50 % memory"
+std::string elsewhere(const WordWeights& by) {
+  constexpr double kLeast = 0.0005;
+  std::vector<std::string> parts;
+  if (std::abs(by.front) > kLeast) parts.push_back(percent(by.front) + " in front");
+  if (by.memory > kLeast) parts.push_back(percent(by.memory) + " memory");
+  return joined(parts);
+}
+
 std::string head(const std::vector<std::string>& words, const WordWeights& by) {
-  std::string html = "<figure><figcaption><b>" + escaped(by.title) + "</b>";
-  if (std::abs(by.front) > 0.0005)
-    html += "<span>" + share_text(by.front) + " in front</span>";
-  return html + "</figcaption>" + strip(by.weights) +
+  return "<figure><figcaption><b>" + escaped(by.title) + "</b><span>" + elsewhere(by) +
+         "</span></figcaption>" + strip(by.weights) +
          shaded(words, by, /*says_shares=*/false) + "</figure>\n";
+}
+
+bool has_negative(const WeightsReport& report) {
+  const auto is_negative = [](const WordWeights& by) {
+    return std::ranges::any_of(by.weights, [](double weight) { return weight < 0; });
+  };
+  return std::ranges::any_of(report.texts, [&](const WeighedText& text) {
+    return is_negative(text.whole) ||
+           std::ranges::any_of(text.layers, [&](const WeighedText::Layer& layer) {
+             return std::ranges::any_of(layer.heads, is_negative);
+           });
+  });
+}
+
+// How to read the pages.
+std::string legend(const WeightsReport& report) {
+  std::string html = "<p class=\"key\">The share of a word: <span>little ";
+  for (int shade = 2; shade <= kShades; shade += 2)
+    html += "<i class=\"w" + std::to_string(shade) + "\"></i>";
+  html += " the most of all words</span>";
+  if (has_negative(report))
+    html +=
+        "<span>and below 0, where a mechanism subtracts <i class=\"n4\"></i><i "
+        "class=\"n8\"></i></span>";
+  html += "</p>\n";
+  std::string text =
+      "Every head is shaded up to its own greatest weight: compare the words of a "
+      "head, "
+      "not heads. The strip over a text shows where in it the weights are.";
+  if (std::ranges::any_of(report.texts, &WeighedText::of_bytes))
+    text += " The share of a word is the sum over its bytes, with the space after it.";
+  const bool is_deep = std::ranges::any_of(
+      report.texts, [](const WeighedText& one) { return one.layers.size() > 1; });
+  if (is_deep)
+    text +=
+        " Through all layers: attention rollout, in which a layer passes half of a "
+        "token on and mixes half by the mean of its heads.";
+  if (!report.memories.empty())
+    text += " What a head reads from its memory is no word's share.";
+  return html + "<p class=\"soft\">" + text + "</p>\n";
 }
 
 std::string heading(const WeighedText& text, size_t number) {
   const auto best = std::ranges::max_element(
       text.labels, {}, [](const auto& label) { return label.second; });
-  return "Text " + std::to_string(number) + ": " + best->first + ", " +
-         percent(best->second);
+  return "Text " + std::to_string(number) +
+         (text.which.empty() ? "" : ", " + text.which + " of a pair") + ": " +
+         best->first + ", " + percent(best->second);
 }
 
 std::string memory_table(const std::vector<MemoryUse>& memories) {
-  std::string html = paragraph(
-                         "How much of each head is read from the layer's memory: "
-                         "sigmoid(lambda).") +
-                     "<div class=\"wide\"><table>\n";
+  const bool of_heads = std::ranges::all_of(memories, &MemoryUse::of_heads);
+  std::string html =
+      paragraph(of_heads ? "How much of each head is read from the layer's memory, "
+                           "whatever the text: sigmoid(lambda)."
+                         : "How much of each group of channels is read from the "
+                           "layer's memory, whatever the text: sigmoid(lambda). What "
+                           "heads give tokens is scaled by the mean.") +
+      "<div class=\"wide\"><table>\n<thead><tr><th></th>";
+  size_t most = 0;
+  for (const MemoryUse& memory : memories) most = std::max(most, memory.shares.size());
+  for (size_t i = 0; i < most; ++i)
+    html += "<th class=\"number\" scope=\"col\">" +
+            std::string(of_heads ? "head " : "group ") + std::to_string(i) + "</th>";
+  html += "</tr></thead>\n";
   for (const MemoryUse& memory : memories) {
     html += "<tr><th scope=\"row\">" + escaped(memory.layer) + "</th>";
-    for (const double share : memory.heads)
+    for (const double share : memory.shares)
       html += "<td class=\"number " + shade_of(share, 1) + "\">" + share_text(share) +
               "</td>";
     html += "</tr>\n";
@@ -156,7 +219,9 @@ std::string memory_table(const std::vector<MemoryUse>& memories) {
 }  // namespace
 
 std::string weights_page(const WeightsReport& report) {
-  Page page{.title = report.title, .lead = html_of(report.facts), .style = style()};
+  Page page{.title = report.title,
+            .lead = html_of(report.facts) + legend(report),
+            .style = style()};
   for (size_t i = 0; i < report.texts.size(); ++i) {
     const WeighedText& text = report.texts[i];
     std::string html = labels(text);
@@ -165,9 +230,8 @@ std::string weights_page(const WeightsReport& report) {
     html += "<h3>" + escaped(text.whole.title) + "</h3>\n<div class=\"whole\">" +
             strip(text.whole.weights) +
             shaded(text.words, text.whole, /*says_shares=*/true) + "</div>\n";
-    if (std::abs(text.whole.front) > 0.0005)
-      html += "<p class=\"soft\">" + share_text(text.whole.front) +
-              " stays with the learned tokens in front.</p>\n";
+    if (const std::string rest = elsewhere(text.whole); !rest.empty())
+      html += "<p class=\"soft\">Not on words: " + rest + ".</p>\n";
     for (const auto& [title, heads] : text.layers) {
       html += "<h3>" + escaped(title) + "</h3>\n<div class=\"heads\">\n";
       for (const WordWeights& one : heads) html += head(text.words, one);

@@ -13,11 +13,14 @@ namespace longspan::report {
 struct WordWeights {
   std::string title = {};  // "head 3"
   std::vector<double> weights = {};
-  double front = 0;  // the share of what is no word: learned tokens in front
+  // The shares of what is no word: learned tokens in front, a memory.
+  double front = 0, memory = 0;
 };
 
 struct WeighedText {
+  std::string which = {};  // of a pair: "the first"
   std::vector<std::string> words = {};
+  bool of_bytes = false;  // tokens are bytes, so that a word is several
   std::vector<std::pair<std::string, double>> labels = {};  // with their probabilities
   std::string note = {};                                    // "cut at 512 tokens"
   WordWeights whole = {};                                   // through all layers
@@ -31,7 +34,8 @@ struct WeighedText {
 // How much of each head of a layer is read from a memory, between 0 and 1.
 struct MemoryUse {
   std::string layer = {};
-  std::vector<double> heads = {};
+  bool of_heads = true;  // else of as many groups of channels
+  std::vector<double> shares = {};
 };
 
 struct WeightsReport {

@@ -1,18 +1,21 @@
 #include "longspan/models/token_weights.h"
 
+#include <cmath>
+
 #include "longspan/attention/attention_watch.h"
+#include "longspan/base/memory.h"
 #include "tests/support/attention_matrix.h"
 
 namespace longspan::testing {
 namespace {
 
 // The weights of all queries, from the identity as values.
-Tensor all_weights(Attention& attention, const AttentionWatch::Seen& seen) {
+Tensor all_weights(const AttentionWatch::Seen& seen) {
   Pass pass = seen.pass;
   const int64_t tokens = seen.v.size(2);
   const Tensor identity = torch::eye(tokens, seen.v.options())
                               .expand({seen.v.size(0), seen.v.size(1), tokens, tokens});
-  return attention.forward(seen.q, seen.k, identity, pass);
+  return seen.mix(identity, pass);
 }
 
 TEST(KeyShares, AreMixturesOfTheRowsOfTheWeights) {
@@ -38,12 +41,48 @@ TEST(KeyShares, AreMixturesOfTheRowsOfTheWeights) {
     const AttentionWatch watch([&](const AttentionWatch::Seen& seen) {
       ++told;
       const Tensor expected =
-          torch::matmul(rows.view({2, 1, 1, kTokens}), all_weights(*attention, seen))
-              .squeeze(2);
+          torch::matmul(rows.view({2, 1, 1, kTokens}), all_weights(seen)).squeeze(2);
       EXPECT_TRUE(close(key_shares(seen, rows), expected, 1e-8)) << name;
     });
     Pass pass;
     attention->forward(q, kv[0], kv[1], pass);
+    EXPECT_EQ(told, 1) << name;
+  }
+}
+
+// Mixers that weigh values by themselves tell of them too.
+TEST(KeyShares, AreThoseOfMixersThatTell) {
+  constexpr int64_t kTokens = 22;
+  struct Case {
+    const char *name, *settings;
+  };
+  for (const auto& [name, settings] :
+       {Case{"synthesizer", "{}"},
+        Case{"synthesizer", "{parts: [factorised_dense, random, dot], factor: 3}"},
+        Case{"combiner_axial_rowmajor", "{width: 5}"}}) {
+    const auto mixer =
+        make<Mixer>(find_mechanism(name),
+                    {.embedding = 12, .heads = 3, .head_width = 4, .longest = kTokens},
+                    *Value::parse(settings).as<Value::Map>());
+    convert(*mixer, torch::kCPU, torch::kDouble);
+    const Tensor x = random_tensors(1, {2, kTokens, 12}, torch::kDouble, 3)[0];
+    const Tensor rows = random_tensors(1, {2, kTokens}, torch::kDouble, 5)[0].abs();
+    int told = 0;
+    {
+      const AttentionWatch watch([&](const AttentionWatch::Seen& seen) {
+        ++told;
+        const Tensor weights = all_weights(seen);
+        EXPECT_TRUE(close(torch::matmul(weights, seen.v), seen.out, 1e-8)) << name;
+        EXPECT_TRUE(close(weights.sum(3), torch::ones_like(weights.sum(3)), 1e-8))
+            << name;
+        EXPECT_TRUE(close(
+            key_shares(seen, rows),
+            torch::matmul(rows.view({2, 1, 1, kTokens}), weights).squeeze(2), 1e-8))
+            << name;
+      });
+      Pass pass;
+      mixer->forward(x, pass);
+    }
     EXPECT_EQ(told, 1) << name;
   }
 }
@@ -64,7 +103,7 @@ Tensor rollout_of(Classifier& model, const Tensor& ids, Tensor through) {
   Tensors layers;
   {
     const AttentionWatch watch([&](const AttentionWatch::Seen& seen) {
-      layers.push_back(all_weights(seen.attention, seen)[0].mean(0));
+      layers.push_back(all_weights(seen)[0].mean(0));
     });
     Pass pass;
     model.forward(ids.unsqueeze(0), torch::ones({1, ids.size(0)}, torch::kBool), pass);
@@ -81,7 +120,7 @@ TEST(TokenWeights, RollOutThroughAllLayers) {
         .layers = 3, .embedding = 12, .heads = 3, .pooling = pooling, .dropout = 0};
     Classifier model = make_classifier(options);
     const Tensor ids = some_ids();
-    const TokenWeights weights = token_weights(model, options, ids);
+    const TokenWeights weights = token_weights(model, options, {ids})[0];
     ASSERT_EQ(weights.layers.size(), 3u);
     const bool cls = std::string(pooling) == "cls";
     Tensor read = torch::zeros(7 + cls, torch::kDouble);
@@ -108,9 +147,82 @@ TEST(TokenWeights, AreTheHeadsInTheMeanOfOneLayer) {
   const TransformerOptions options{
       .layers = 1, .embedding = 8, .heads = 5, .head_width = 4, .dropout = 0};
   Classifier model = make_classifier(options);
-  const TokenWeights weights = token_weights(model, options, some_ids());
+  const TokenWeights weights = token_weights(model, options, {some_ids()})[0];
   EXPECT_EQ(weights.layers[0].heads.size(0), 5);
   EXPECT_TRUE(close(weights.through, weights.layers[0].heads.mean(0), 1e-12));
+}
+
+// Of heads that read a memory the tokens have the rest.
+TEST(TokenWeights, LeaveToAMemoryWhatIsIts) {
+  const double memory = 1 / (1 + std::exp(0.5));
+  for (const char* attention :
+       {"{name: grc, lambda: -0.5}", "{name: grc, lambda: -0.5, mixing: outputs}"})
+    for (const int64_t layers : {1, 2}) {
+      const TransformerOptions options{.layers = layers,
+                                       .embedding = 8,
+                                       .heads = 2,
+                                       .attention = Value::parse(attention),
+                                       .dropout = 0};
+      Classifier model = make_classifier(options);
+      const TokenWeights weights = token_weights(model, options, {some_ids()})[0];
+      for (const auto& layer : weights.layers) {
+        ASSERT_TRUE(layer.memory.defined()) << attention;
+        EXPECT_TRUE(
+            close(layer.memory, torch::full({2}, memory, torch::kDouble), 1e-9));
+        EXPECT_TRUE(close(layer.heads.sum(1) + layer.front + layer.memory,
+                          torch::ones(2, torch::kDouble), 1e-9))
+            << attention;
+      }
+      EXPECT_NEAR(weights.memory,
+                  layers == 1 ? memory : memory / 2 + memory / 2 * (1 - memory / 2),
+                  1e-9);
+      EXPECT_NEAR(weights.through.sum().item<double>() + weights.front + weights.memory,
+                  1, 1e-9);
+    }
+}
+
+// Each text of a pair is weighed as if it stood alone.
+TEST(TokenWeights, AreOfBothTextsOfAPair) {
+  for (const char* pooling : {"cls", "mean"}) {
+    const TransformerOptions options{.layers = 2,
+                                     .embedding = 8,
+                                     .heads = 2,
+                                     .pooling = pooling,
+                                     .head = "concatenation",
+                                     .dropout = 0};
+    torch::manual_seed(7);
+    Classifier pairs(options, 8, 9, 3, Classifier::Reads::pairs);
+    convert(pairs, torch::kCPU, torch::kDouble);
+    pairs.eval();
+    const Tensor one = some_ids(), other = some_ids().slice(0, 2);
+    const auto both = token_weights(pairs, options, {one, other});
+    ASSERT_EQ(both.size(), 2u);
+    EXPECT_EQ(both[0].probabilities, both[1].probabilities);
+    EXPECT_EQ(both[1].through.size(0), 5);
+    const auto turned = token_weights(pairs, options, {other, one});
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_TRUE(close(both[i].through, turned[1 - i].through, 1e-9)) << pooling;
+      EXPECT_NEAR(both[i].through.sum().item<double>() + both[i].front, 1, 1e-9);
+    }
+    EXPECT_NE(
+        refusal([&] { token_weights(pairs, options, {one}); }).find("even number"),
+        std::string::npos);
+  }
+}
+
+// No matrix of N x N is made.
+TEST(TokenWeights, AreOfThousandsOfTokens) {
+  constexpr int64_t kTokens = 6000;
+  const TransformerOptions options{
+      .layers = 2, .embedding = 8, .heads = 2, .attention = "linear", .dropout = 0};
+  torch::manual_seed(7);
+  Classifier model(options, 8, kTokens, 3);
+  model.eval();
+  const PeakBytes peak(torch::kCPU);
+  const auto weights =
+      token_weights(model, options, {torch::arange(kTokens).remainder(7) + 1})[0];
+  EXPECT_LT(peak.newly(), 8 * kTokens * kTokens / 10);
+  EXPECT_NEAR(weights.through.sum().item<double>() + weights.front, 1, 1e-3);
 }
 
 TEST(TokenWeights, AreRefusedWhereThereAreNone) {
@@ -118,10 +230,13 @@ TEST(TokenWeights, AreRefusedWhereThereAreNone) {
     options.embedding = 8;
     options.heads = 2;
     Classifier model = make_classifier(options);
-    return refusal([&] { token_weights(model, options, some_ids()); });
+    return refusal([&] { token_weights(model, options, {some_ids()}); });
   };
   EXPECT_NE(
       why({.layers = 2, .attention = "luna"}).find("otherwise than by an attention"),
+      std::string::npos);
+  EXPECT_NE(
+      why({.layers = 2, .attention = "criss_cross"}).find("more than once, to what it"),
       std::string::npos);
   EXPECT_NE(why({.layers = 1, .pooling = "pma"}).find("model.pooling: pma"),
             std::string::npos);
