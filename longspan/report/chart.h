@@ -21,12 +21,15 @@ struct Point {
   double x = 0, y = 0;
   bool estimated = false;  // drawn hollow
   double area = 0;         // of a bubble, as a share of the largest; 0: a small mark
-  std::string label = {};  // beside a bubble; of a mark, shown when it is pointed at
+  std::string label =
+      {};  // beside a bubble, where there is room; shown when pointed at
 };
 
 struct Series {
   std::string name = {};
   std::vector<Point> points = {};
+  // Numbers of a colour, and of a shape and a stroke; below 0: its own.
+  int colour = -1, variant = -1;
   bool dashed = false;  // what the others are compared with: in the colour of text
   bool has_line = true, has_marks = true;
 };
@@ -42,6 +45,8 @@ struct Chart {
   std::string title = {};
   std::string note = {};  // small, at the bottom
   std::vector<Panel> panels = {};
+  bool shows_title = true;  // else it is only read aloud
+  double width = 400;       // of what a panel frames, in pixels
 };
 
 // Leaves out points that an axis cannot show: infinite ones, and those of 0 or less

@@ -3,10 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <iomanip>
+#include <set>
 #include <sstream>
 
+#include "longspan/attention/settings.h"
 #include "longspan/base/error.h"
 #include "longspan/base/read_file.h"
 #include "longspan/base/words.h"
@@ -16,21 +19,25 @@ namespace {
 
 bool exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
 
-Experiment experiment_in(const std::string& folder) {
-  Experiment experiment;
-  ConfigReader(fields(experiment)).read_file(folder + "/config.yaml");
-  return experiment;
+// The fingerprint of what a run was trained on; 0: not known.
+uint32_t data_of(const std::string& folder) {
+  const std::string path = folder + "/best/state.json";
+  if (!exists(path)) return 0;
+  const auto state = state_from(read_file(path));
+  return state ? state->data : 0;
 }
 
 // With what its folder tells beside the results.
 void add_files(Contender& contender) {
   bool is_first = true;
   for (const ArenaRun& run : contender.entry.runs) {
-    contender.histories.push_back(
-        exists(run.folder + "/metrics.jsonl") ? read_history(run.folder) : History());
-    if (!is_first || !exists(run.folder + "/config.yaml")) continue;
-    contender.experiment = experiment_in(run.folder);
+    // What is in the folder of one that was refused may be of another.
+    const bool is_own = run.refused.empty() || run.goes_on;
+    contender.histories.push_back(is_own ? read_history(run.folder) : History());
+    if (!is_first || !is_own || !exists(run.folder + "/config.yaml")) continue;
+    contender.experiment = stored_experiment(run.folder);
     contender.environment = read_environment(run.folder);
+    contender.data = data_of(run.folder);
     is_first = false;
   }
 }
@@ -44,26 +51,38 @@ std::string name_of(const std::string& folder) {
 // A run that stands alone.
 Contender run_in(const std::string& folder) {
   Contender contender;
-  contender.entry.name = name_of(folder);
-  ArenaRun run{.folder = folder};
-  if (exists(folder + "/result.json")) {
-    run = read_run(folder);
-  } else {
-    const History history =
-        exists(folder + "/metrics.jsonl") ? read_history(folder) : History();
-    run.refused = history.train.empty() ? "not trained yet"
-                                        : "not at its end, but at step " +
-                                              std::to_string(history.train.back().step);
-  }
-  contender.entry.runs.push_back(run);
+  contender.entry = {.name = name_of(folder), .runs = {run_so_far(folder)}};
   add_files(contender);
   contender.entry.runs.front().seed = contender.experiment.train.seed;
   return contender;
 }
 
+// Those of an arena.
+std::vector<Contender> entries_in(const std::string& folder) {
+  ArenaOptions options;
+  const std::string path = arena_options_path(folder);
+  if (exists(path)) ConfigReader(fields(options)).read_file(path);
+  std::vector<Contender> all;
+  for (ArenaEntry& entry : read_arena(folder)) {
+    Contender& contender = all.emplace_back();
+    contender.entry = std::move(entry);
+    contender.experiment = experiment_of(options, contender.entry, 1);
+    add_files(contender);
+    Environment& facts = contender.environment;
+    if (facts.empty()) continue;
+    const auto threads =
+        std::ranges::find(facts, "threads", &Environment::value_type::first);
+    if (threads != facts.end()) threads->first = "threads of a training";
+    if (const auto& latency = contender.entry.latency)
+      facts.emplace_back("threads of the latency", std::to_string(latency->threads));
+  }
+  return all;
+}
+
 bool differ_in_seed_alone(Contender& a, Contender& b) {
   auto names = differing(fields(a.experiment), fields(b.experiment));
   std::erase(names, "task.data");
+  if (a.data != 0 && b.data != 0 && a.data != b.data) return false;
   return names == std::vector<std::string>{"train.seed"};
 }
 
@@ -87,6 +106,42 @@ void add_run(std::vector<Contender>& contenders, Contender run) {
   if (!common.empty()) name = common;
   same->entry.runs.push_back(run.entry.runs.front());
   same->histories.push_back(run.histories.front());
+}
+
+// Whether two are judged by one test set, as far as can be told.
+bool have_one_task(Contender& a, Contender& b) {
+  static const std::set<std::string> of_task = {
+      "name",        "size",       "difficulty", "goal",  "train",     "valid", "test",
+      "valid_share", "test_share", "split_seed", "pairs", "documents", "judged"};
+  auto names = differing(fields(a.experiment.task), fields(b.experiment.task));
+  if (std::ranges::any_of(names,
+                          [](const auto& name) { return of_task.contains(name); }))
+    return false;
+  if (a.data != 0 && a.data == b.data) return true;
+  // Other examples of the same data, as other tokens or cut elsewhere?
+  const bool in_one_folder = std::erase(names, "data") == 0;
+  return in_one_folder && (!names.empty() || a.data == 0 || b.data == 0);
+}
+
+// What all say is said once, else with the names of those that say it.
+std::vector<std::string> facts_of(const std::vector<Contender>& contenders) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> said;
+  size_t judged = 0;
+  for (const Contender& contender : contenders) {
+    const ArenaRun* const run = whole_run(contender.entry);
+    if (!run) continue;
+    ++judged;
+    for (const std::string& fact : run->facts) {
+      auto known =
+          std::ranges::find(said, fact, [](const auto& one) { return one.first; });
+      if (known == said.end()) known = said.insert(said.end(), {fact, {}});
+      known->second.push_back(contender.name());
+    }
+  }
+  std::vector<std::string> facts;
+  for (const auto& [fact, names] : said)
+    facts.push_back(names.size() == judged ? fact : fact + " (" + joined(names) + ")");
+  return facts;
 }
 
 std::string number_text(double value) {
@@ -130,13 +185,22 @@ Cell spread_cell(const std::string& measure, const Spread& spread) {
     return measure == "accuracy" ? percent(value) : number_text(value);
   };
   std::string words = text(spread.mean);
-  if (spread.count > 1) words += " ± " + text(spread.deviation);
+  if (spread.count > 1) {
+    const size_t unit = std::min(words.find(' '), words.size());  // said once
+    words = words.substr(0, unit) + " ± " + text(spread.deviation);
+  }
   return number_cell(spread.mean, words);
 }
 
-Cell seconds_cell(double seconds) {
-  return number_cell(seconds, seconds >= 1 ? number_text(seconds) + " s"
-                                           : number_text(1e3 * seconds) + " ms");
+Cell latency_cell(const std::optional<Latency>& latency) {
+  if (!latency) return {.text = "-"};
+  const auto& [mean, deviation, bytes] = latency->timing;
+  const double scale = mean >= 1 ? 1 : 1e3;
+  std::ostringstream text;
+  const int digits = scale * mean >= 100 ? 0 : scale * mean >= 10 ? 1 : 2;
+  text << std::fixed << std::setprecision(digits) << scale * mean << " ± "
+       << scale * deviation << (mean >= 1 ? " s" : " ms");
+  return number_cell(mean, text.str());
 }
 
 // By the mean of the probabilities of several passes.
@@ -150,33 +214,49 @@ double sampled_measure(const ArenaRun& run, const std::string& measure) {
 
 }  // namespace
 
-Comparison read_comparison(const std::vector<std::string>& folders) {
-  Comparison comparison;
+std::string Contender::mechanism() const {
+  return Chosen::from(experiment.model.attention, "model.attention").name;
+}
+
+std::string Contender::shape() const {
+  return std::to_string(experiment.model.layers) + " x " +
+         std::to_string(experiment.model.heads);
+}
+
+std::vector<Comparison> read_comparisons(const std::vector<std::string>& folders) {
+  std::vector<Contender> contenders;
   for (const std::string& folder : folders) {
     if (exists(folder + "/arena.json")) {
-      for (ArenaEntry& entry : read_arena(folder)) {
-        Contender contender;
-        contender.entry = std::move(entry);
+      for (Contender& contender : entries_in(folder)) {
         if (folders.size() > 1)
           contender.entry.name = name_of(folder) + ": " + contender.entry.name;
-        add_files(contender);
-        comparison.contenders.push_back(std::move(contender));
+        contenders.push_back(std::move(contender));
       }
     } else {
       require(exists(folder + "/config.yaml"), folder,
               " is no run and no arena: it has neither config.yaml nor arena.json");
-      add_run(comparison.contenders, run_in(folder));
+      add_run(contenders, run_in(folder));
     }
   }
-  for (const Contender& contender : comparison.contenders) {
-    const ArenaRun* const run = whole_run(contender.entry);
-    if (!run) continue;
-    comparison.references = run->references;
-    comparison.facts = run->facts;
-    if (!run->measures.empty()) comparison.measure = run->measures.back().first;
-    break;
+  std::vector<Comparison> all;
+  for (Contender& contender : contenders) {
+    const auto same = std::ranges::find_if(all, [&](Comparison& comparison) {
+      return have_one_task(comparison.contenders.front(), contender);
+    });
+    Comparison& comparison = same == all.end() ? all.emplace_back() : *same;
+    comparison.contenders.push_back(std::move(contender));
   }
-  return comparison;
+  for (Comparison& comparison : all) {
+    comparison.facts = facts_of(comparison.contenders);
+    for (const Contender& contender : comparison.contenders) {
+      const ArenaRun* const run = whole_run(contender.entry);
+      if (!run) continue;
+      comparison.references = run->references;
+      if (!run->measures.empty()) comparison.measure = run->measures.back().first;
+      break;
+    }
+  }
+  return all;
 }
 
 Spread mean_of(const Contender& contender, double (*number)(const ArenaRun&)) {
@@ -214,12 +294,12 @@ Table result_table(const Comparison& comparison) {
     return number_cell(value, short_number(value));
   };
   constexpr auto bytes = [](double value) {
-    return number_cell(value, short_number(value) + "B");
+    return number_cell(value, bytes_text(value));
   };
   constexpr auto time = [](double value) {
     return number_cell(value, duration(value));
   };
-  const std::vector<Number> numbers = {
+  std::vector<Number> numbers = {
       {{"test loss", "cross-entropy on the test set", Best::least},
        [](const ArenaRun& run) { return run.loss; },
        [](double value) { return number_cell(value, number_text(value)); }},
@@ -229,7 +309,7 @@ Table result_table(const Comparison& comparison) {
       {{"best step", "of training, by the validation set"},
        [](const ArenaRun& run) { return static_cast<double>(run.best_step); },
        whole},
-      {{"tokens/s", "in training, without evaluations", Best::most},
+      {{"tokens/s", "in training, without evaluations and checkpoints", Best::most},
        [](const ArenaRun& run) { return run.tokens_per_second; },
        rounded},
       {{"peak memory", "of tensors, in training", Best::least},
@@ -248,15 +328,20 @@ Table result_table(const Comparison& comparison) {
       {{"time", "of training and evaluation", Best::none},
        [](const ArenaRun& run) { return run.seconds; },
        time}};
+  if (std::ranges::all_of(comparison.contenders, [](const Contender& contender) {
+        return contender.entry.runs.size() == 1;
+      }))
+    std::erase_if(numbers, [](const Number& number) { return !number.cell; });
   for (const Number& number : numbers) table.columns.push_back(number.column);
   const bool has_latency = std::ranges::any_of(
       comparison.contenders,
       [](const Contender& contender) { return contender.entry.latency.has_value(); });
   if (has_latency) {
-    table.columns.push_back({"latency",
-                             "mean of the forward passes over random sequences of full "
-                             "length, one on the CPU, 32 on a GPU",
-                             Best::least});
+    table.columns.push_back(
+        {"latency",
+         "mean ± standard deviation of the forward passes over random "
+         "sequences of full length, one on the CPU, 32 on a GPU",
+         Best::least});
     table.columns.push_back(
         {"forward FLOPs", "of one sequence of full length", Best::least});
   }
@@ -274,8 +359,7 @@ Table result_table(const Comparison& comparison) {
                                 : whole(static_cast<double>(spread.count)));
     }
     if (has_latency) {
-      row.push_back(entry.latency ? seconds_cell(entry.latency->timing.mean)
-                                  : Cell{.text = "-"});
+      row.push_back(latency_cell(entry.latency));
       row.push_back(entry.latency ? rounded(static_cast<double>(entry.latency->flops))
                                   : Cell{.text = "-"});
     }
@@ -296,57 +380,97 @@ Table result_table(const Comparison& comparison) {
   return table;
 }
 
-Table run_table(const Comparison& comparison) {
+Table run_table(const std::vector<Comparison>& comparisons) {
   Table table;
-  for (const char* const title :
-       {"entry", "seed", "folder", "accuracy", "loss", "answers", "best_step",
-        "tokens_per_second", "peak_bytes", "parameters", "flops", "checkpoint_bytes",
-        "seconds", "latency_seconds", "latency_batch", "latency_length",
-        "forward_flops"})
+  for (const char* const title : {"entry",
+                                  "seed",
+                                  "folder",
+                                  "task",
+                                  "accuracy",
+                                  "loss",
+                                  "answers",
+                                  "best_step",
+                                  "tokens_per_second",
+                                  "peak_bytes",
+                                  "parameters",
+                                  "flops",
+                                  "checkpoint_bytes",
+                                  "seconds",
+                                  "latency_seconds",
+                                  "latency_deviation",
+                                  "latency_batch",
+                                  "latency_length",
+                                  "latency_threads",
+                                  "forward_flops"})
     table.columns.push_back({.title = title});
-  const auto names = measures(comparison);
-  if (!comparison.more_is_better())
-    for (const std::string& name : names) table.columns.push_back({.title = name});
+  std::vector<std::string> names;
+  for (const Comparison& comparison : comparisons)
+    for (const std::string& name : measures(comparison))
+      if (name != "accuracy" && std::ranges::find(names, name) == names.end())
+        names.push_back(name);
+  for (const std::string& name : names) table.columns.push_back({.title = name});
   table.columns.push_back({.title = "refused"});
-  for (const auto& [entry, experiment, histories, environment] : comparison.contenders)
-    for (const ArenaRun& run : entry.runs) {
-      Row row = {{entry.name}, {std::to_string(run.seed)}, {run.folder}};
-      const bool is_whole = run.refused.empty();
-      const auto add = [&](double value, bool is_known = true) {
-        row.push_back({.text = is_whole && is_known ? exact(value) : ""});
-      };
-      add(run.accuracy);
-      add(run.loss);
-      add(static_cast<double>(run.answers));
-      add(static_cast<double>(run.best_step));
-      add(run.tokens_per_second);
-      add(static_cast<double>(run.peak_bytes));
-      add(static_cast<double>(run.parameters));
-      add(run.flops);
-      add(static_cast<double>(run.checkpoint_bytes));
-      add(run.seconds);
-      const Latency latency = entry.latency.value_or(Latency());
-      const bool timed = entry.latency.has_value();
-      add(latency.timing.mean, timed);
-      add(static_cast<double>(latency.batch), timed);
-      add(static_cast<double>(latency.length), timed);
-      add(static_cast<double>(latency.flops), timed);
-      if (!comparison.more_is_better())
-        for (const std::string& name : names) add(measure_of(run, name));
-      row.push_back({.text = run.refused});
-      table.rows.push_back(row);
-    }
+  const auto add_row = [&](const Contender& contender, const ArenaRun& run) {
+    Row row = {{contender.name()},
+               {std::to_string(run.seed)},
+               {run.folder},
+               {contender.experiment.task.name}};
+    const auto add = [&](double value, bool is_known = true) {
+      const bool shown = run.refused.empty() && is_known && !std::isnan(value);
+      row.push_back({.text = shown ? exact(value) : ""});
+    };
+    add(run.accuracy);
+    add(run.loss);
+    add(static_cast<double>(run.answers));
+    add(static_cast<double>(run.best_step));
+    add(run.tokens_per_second);
+    add(static_cast<double>(run.peak_bytes));
+    add(static_cast<double>(run.parameters));
+    add(run.flops);
+    add(static_cast<double>(run.checkpoint_bytes));
+    add(run.seconds);
+    const bool timed = contender.entry.latency.has_value();
+    const Latency latency = contender.entry.latency.value_or(Latency());
+    add(latency.timing.mean, timed);
+    add(latency.timing.deviation, timed);
+    add(static_cast<double>(latency.batch), timed);
+    add(static_cast<double>(latency.length), timed);
+    add(static_cast<double>(latency.threads), timed);
+    add(static_cast<double>(latency.flops), timed);
+    for (const std::string& name : names) add(measure_of(run, name));
+    row.push_back({.text = run.refused});
+    table.rows.push_back(row);
+  };
+  for (const Comparison& comparison : comparisons)
+    for (const Contender& contender : comparison.contenders)
+      for (const ArenaRun& run : contender.entry.runs) add_row(contender, run);
   return table;
 }
 
 std::vector<std::string> refusals(const Comparison& comparison) {
   std::vector<std::string> lines;
-  for (const Contender& contender : comparison.contenders)
+  for (const Contender& contender : comparison.contenders) {
     for (const ArenaRun& run : contender.entry.runs)
       if (!run.refused.empty())
         lines.push_back(contender.name() + ", seed " + std::to_string(run.seed) + ": " +
                         run.refused);
+    if (!contender.entry.untimed.empty())
+      lines.push_back(contender.name() + ", latency: " + contender.entry.untimed);
+  }
   return lines;
+}
+
+std::string bytes_text(double bytes) {
+  std::string text = short_number(bytes);
+  if (std::isdigit(static_cast<unsigned char>(text.back()))) return text + " B";
+  return text.insert(text.size() - 1, " ") + "B";
+}
+
+std::string time_text(double seconds) {
+  std::ostringstream text;
+  text << std::setprecision(3) << (seconds >= 1 ? seconds : 1e3 * seconds)
+       << (seconds >= 1 ? " s" : " ms");
+  return text.str();
 }
 
 }  // namespace longspan::report

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <iomanip>
 #include <map>
 #include <set>
@@ -9,7 +10,7 @@
 
 #include "longspan/attention/settings.h"
 #include "longspan/base/words.h"
-#include "longspan/report/chart.h"
+#include "longspan/report/comparison_charts.h"
 #include "longspan/report/page.h"
 #include "longspan/report/picture.h"
 #include "longspan/report/published.h"
@@ -24,233 +25,67 @@ std::string figure(const std::string& picture, const std::string& caption = "") 
   return html + "</figure>\n";
 }
 
-// The mechanism of all layers, or of all but some.
-std::string mechanism_of(const Experiment& experiment) {
-  return Chosen::from(experiment.model.attention, "model.attention").name;
-}
-
 std::string fixed(double value, int digits) {
   std::ostringstream text;
   text << std::fixed << std::setprecision(digits) << value;
   return text.str();
 }
 
-// Few enough points to be drawn, each the mean of some.
-std::vector<Point> thinned(const std::vector<Point>& points) {
-  constexpr size_t kMost = 160;
-  const size_t each = points.size() / kMost + 1;
-  std::vector<Point> few;
-  for (size_t first = 0; first < points.size(); first += each) {
-    const size_t count = std::min(each, points.size() - first);
-    Point mean;
-    for (size_t i = first; i < first + count; ++i) {
-      mean.x += points[i].x / static_cast<double>(count);
-      mean.y += points[i].y / static_cast<double>(count);
-    }
-    few.push_back(mean);
+// The settings of the mechanism, with those of a preset.
+Value::Map settings_of(const Mechanism& row, const Experiment& experiment) {
+  const Chosen chosen = Chosen::from(experiment.model.attention, "model.attention");
+  Value::Map settings = experiment.model.preset.empty()
+                            ? Value::Map{}
+                            : preset(row, experiment.model.preset);
+  for (const auto& [name, value] : chosen.settings)
+    settings.insert_or_assign(name, value);
+  return settings;
+}
+
+// The picture of a mechanism with its own settings, of all tokens of the task or of as
+// many as fit; empty where so few would not tell.
+std::string own_picture(const Mechanism& row, const Experiment& experiment,
+                        const Value::Map& settings) {
+  constexpr int64_t kLeast = 8, kMost = 128;
+  const int64_t longest = experiment.task.longest;
+  try {
+    if (longest >= kLeast && longest <= kMost)
+      return picture(row, {.tokens = longest, .settings = settings});
+    for (const int64_t tokens : {kMost / 4, kMost / 2, kMost})
+      if (tokens <= longest && tells(row, {.tokens = tokens, .settings = settings}))
+        return picture(row, {.tokens = tokens, .settings = settings});
+  } catch (const std::exception&) {  // settings of other heads, or by layer
   }
-  return few;
-}
-
-using Number = double (*)(const Moment&);
-
-// A line for each run; those of one contender look alike.
-std::vector<Series> curves(const Comparison& comparison,
-                           std::vector<Moment> History::*events, Number x, Number y) {
-  const bool is_train = events == &History::train;
-  std::vector<Series> all;
-  for (const Contender& contender : comparison.contenders)
-    for (const History& history : contender.histories) {
-      Series series{.name = contender.name(), .has_marks = !is_train};
-      for (const Moment& moment : history.*events)
-        if (std::isfinite(x(moment)) && std::isfinite(y(moment)))
-          series.points.push_back({x(moment), y(moment)});
-      if (series.points.empty()) continue;
-      if (is_train) series.points = thinned(series.points);
-      all.push_back(series);
-    }
-  return all;
-}
-
-double step(const Moment& moment) { return static_cast<double>(moment.step); }
-double seconds(const Moment& moment) { return moment.seconds; }
-double loss(const Moment& moment) { return moment.loss; }
-double accuracy(const Moment& moment) { return 100 * moment.accuracy; }
-
-// Lines to judge scores by, as wide as the series.
-void add_references(const Comparison& comparison, std::vector<Series>& series) {
-  double least = INFINITY, most = -INFINITY;
-  for (const Series& one : series)
-    for (const Point& point : one.points) {
-      least = std::min(least, point.x);
-      most = std::max(most, point.x);
-    }
-  if (!(least <= most)) return;
-  for (const Reference& reference : comparison.references)
-    series.push_back({.name = reference.name,
-                      .points = {{least, 100 * reference.accuracy},
-                                 {most, 100 * reference.accuracy}},
-                      .dashed = true});
-}
-
-std::string curve_charts(const Comparison& comparison) {
-  const auto panel = [](const char* title, const char* x, const char* y,
-                        std::vector<Series> series) {
-    return Panel{.title = title,
-                 .x = {.label = x},
-                 .y = {.label = y},
-                 .series = std::move(series)};
-  };
-  const Chart losses{
-      .title = "Loss",
-      .panels = {panel("training", "step", "cross-entropy",
-                       curves(comparison, &History::train, step, loss)),
-                 panel("validation", "step", "cross-entropy",
-                       curves(comparison, &History::valid, step, loss))}};
-  Chart scores{
-      .title = "Accuracy on the validation set",
-      .panels = {panel("by step", "step", "%",
-                       curves(comparison, &History::valid, step, accuracy)),
-                 panel("by time", "seconds of training", "%",
-                       curves(comparison, &History::valid, seconds, accuracy))}};
-  if (comparison.more_is_better())
-    for (Panel& one : scores.panels) add_references(comparison, one.series);
-  if (losses.panels[0].series.empty() && losses.panels[1].series.empty()) return "";
-  return figure(svg(losses)) + figure(svg(scores));
-}
-
-// Tay et al. 2020, arXiv:2011.04006, figure 3.
-std::string speed_chart(const Comparison& comparison) {
-  const bool is_accuracy = comparison.more_is_better();
-  double most_memory = 0;
-  for (const Contender& contender : comparison.contenders)
-    for (const ArenaRun& run : contender.entry.runs)
-      most_memory = std::max(most_memory, static_cast<double>(run.peak_bytes));
-  constexpr double kMargin = 0.2;
-  const Axis score{.label = is_accuracy ? "accuracy on the test set, %"
-                                        : comparison.measure + " on the test set",
-                   .margin = kMargin};
-  Panel speed{.title = "training speed",
-              .x = {.label = "tokens per second",
-                    .scale = Scale::logarithmic,
-                    .margin = kMargin},
-              .y = score};
-  Panel wait{.title = "latency",
-             .x = {.label = "milliseconds for a forward pass",
-                   .scale = Scale::logarithmic,
-                   .margin = kMargin},
-             .y = score};
-  for (const Contender& contender : comparison.contenders) {
-    if (!contender.is_judged()) continue;
-    const double height = judged(comparison, contender).mean * (is_accuracy ? 100 : 1);
-    const double memory = mean_of(contender, [](const ArenaRun& run) {
-                            return static_cast<double>(run.peak_bytes);
-                          }).mean;
-    const auto add = [&](Panel& panel, double x) {
-      if (x <= 0 || !std::isfinite(height)) return;
-      Series series{.name = contender.name(), .has_line = false};
-      series.points.push_back({.x = x,
-                               .y = height,
-                               .area = most_memory > 0 ? memory / most_memory : 0.1,
-                               .label = contender.name()});
-      panel.series.push_back(series);
-    };
-    add(speed, mean_of(contender, [](const ArenaRun& run) {
-                 return run.tokens_per_second;
-               }).mean);
-    if (contender.entry.latency) add(wait, 1e3 * contender.entry.latency->timing.mean);
-  }
-  if (speed.series.empty()) return "";
-  Chart chart{.title = is_accuracy ? "Accuracy against speed" : "Quality against speed",
-              .note = "area of a bubble: peak memory in training, the largest " +
-                      short_number(most_memory) + "B",
-              .panels = {speed}};
-  if (!wait.series.empty()) chart.panels.push_back(wait);
-  return figure(svg(chart));
-}
-
-// The deepest and the widest of models that differ in nothing but layers and heads.
-struct Shapes {
-  const Contender *deep, *wide;
-};
-
-std::vector<Shapes> shapes_of(const Comparison& comparison) {
-  static const std::set<std::string> free = {"model.layers",     "model.heads",
-                                             "model.head_width", "model.key_heads",
-                                             "train.seed",       "task.data"};
-  std::vector<std::vector<const Contender*>> kinds;
-  for (const Contender& contender : comparison.contenders) {
-    if (!contender.is_judged()) continue;
-    const auto is_of = [&](const std::vector<const Contender*>& kind) {
-      Experiment a = kind.front()->experiment, b = contender.experiment;
-      auto names = differing(fields(a), fields(b));
-      std::erase_if(names, [](const std::string& name) { return free.contains(name); });
-      return names.empty() &&
-             a.model.layers * a.model.heads == b.model.layers * b.model.heads;
-    };
-    const auto kind = std::ranges::find_if(kinds, is_of);
-    if (kind == kinds.end())
-      kinds.push_back({&contender});
-    else
-      kind->push_back(&contender);
-  }
-  std::vector<Shapes> all;
-  for (const auto& kind : kinds) {
-    const auto by_layers = [](const Contender* a, const Contender* b) {
-      return a->experiment.model.layers < b->experiment.model.layers;
-    };
-    const auto [wide, deep] = std::ranges::minmax_element(kind, by_layers);
-    if (by_layers(*wide, *deep)) all.push_back({.deep = *deep, .wide = *wide});
-  }
-  return all;
-}
-
-std::string shape_text(const Contender& contender) {
-  const TransformerOptions& model = contender.experiment.model;
-  return std::to_string(model.layers) + " x " + std::to_string(model.heads);
-}
-
-std::string depth_chart(const Comparison& comparison) {
-  if (!comparison.more_is_better()) return "";
-  Panel panel{.x = {.label = "deep: accuracy on the test set, %", .margin = 0.1},
-              .y = {.label = "wide: accuracy on the test set, %", .margin = 0.1}};
-  double least = INFINITY, most = -INFINITY;
-  for (const auto& [deep, wide] : shapes_of(comparison)) {
-    const double x = 100 * judged(comparison, *deep).mean,
-                 y = 100 * judged(comparison, *wide).mean;
-    least = std::min({least, x, y});
-    most = std::max({most, x, y});
-    const std::string name = mechanism_of(deep->experiment);
-    panel.series.push_back({.name = name,
-                            .points = {{.x = x, .y = y, .area = 0.03, .label = name}},
-                            .has_line = false});
-  }
-  panel.series.push_back({.name = "equal",
-                          .points = {{least, least}, {most, most}},
-                          .dashed = true,
-                          .has_marks = false});
-  return figure(svg({.title = "Wide against deep",
-                     .note = "above the line the wide model is right more often",
-                     .panels = {panel}}));
+  return "";
 }
 
 std::string patterns(const Comparison& comparison) {
+  constexpr std::string_view kOnePanel = "viewBox=\"0 0 3";  // at most 399 pixels
   std::set<std::string> drawn;
-  std::string html;
+  std::string html, wide;
   for (const Contender& contender : comparison.contenders) {
     if (!contender.is_judged()) continue;
-    const std::string name = mechanism_of(contender.experiment);
-    if (!drawn.insert(name).second) continue;
+    const std::string name = contender.mechanism();
     const Mechanism& row = find_mechanism(name);
-    html += figure(embedded(picture(row, {.tokens = tokens_that_tell(row)}),
-                            "who sees whom in " + name),
-                   std::string(row.summary));
+    const Value::Map settings = settings_of(row, contender.experiment);
+    if (!drawn.insert(name + Value(settings).text()).second) continue;
+    std::string drawing = own_picture(row, contender.experiment, settings),
+                caption = std::string(row.summary);
+    if (drawing.empty()) {
+      drawing = picture(row, {.tokens = tokens_that_tell(row)});
+      caption += "; not with the settings of " + contender.name() +
+                 ", which so few tokens would not show";
+    }
+    const std::string one =
+        figure(embedded(drawing, "who sees whom in " + name), caption);
+    (drawing.find(kOnePanel) == std::string::npos ? wide : html) += one;
   }
-  if (html.empty()) return "";
+  if (html.empty() && wide.empty()) return "";
   return paragraph(
-             "With small settings, so that the pattern is seen; a row is a query, a "
-             "column a key.") +
-         "<div class=\"gallery\">" + html + "</div>\n";
+             "A row is a query, a column a key; drawn with the settings of the "
+             "entries, "
+             "in 4 heads, unless a caption says otherwise.") +
+         "<div class=\"gallery\">" + html + "</div>\n" + wide;
 }
 
 using Facts = std::vector<std::pair<std::string, std::string>>;
@@ -334,18 +169,105 @@ std::string lead_text(const Comparison& comparison) {
   return text;
 }
 
+// Of an accuracy, by the number of answers alone; 0 where it is none.
+double standard_error(const Comparison& comparison, const Contender& contender) {
+  const ArenaRun* const run = whole_run(contender.entry);
+  if (!run || run->answers == 0 || !comparison.more_is_better()) return 0;
+  return std::sqrt(run->accuracy * (1 - run->accuracy) /
+                   static_cast<double>(run->answers));
+}
+
 // What an accuracy is worth.
 std::string error_text(const Comparison& comparison) {
   for (const Contender& contender : comparison.contenders) {
-    const ArenaRun* const run = whole_run(contender.entry);
-    if (!run || run->answers == 0 || !comparison.more_is_better()) continue;
-    const double share = std::sqrt(run->accuracy * (1 - run->accuracy) /
-                                   static_cast<double>(run->answers));
-    return "An accuracy has a standard error of about " + percent(share) + ", by the " +
-           std::to_string(run->answers) +
-           " answers of the test set alone; ± is the standard deviation over the runs.";
+    const double error = standard_error(comparison, contender);
+    if (error == 0) continue;
+    return "An accuracy has a standard error of about " + percent(error) + ", by the " +
+           std::to_string(whole_run(contender.entry)->answers) +
+           " answers of the test set alone" +
+           (contender.entry.runs.size() > 1
+                ? "; its ± is the standard deviation over the runs."
+                : ".");
   }
   return "";
+}
+
+std::string counted(const std::string& number, const std::string& what) {
+  return number + " " + what + (number == "1" ? "" : "s");
+}
+
+// How tokens per second and latencies came about.
+std::string speed_text(const Comparison& comparison) {
+  std::string text;
+  for (const Contender& contender : comparison.contenders) {
+    const auto fact = [&](std::string_view name) -> std::string {
+      for (const auto& [known, value] : contender.environment)
+        if (known == name) return value;
+      return "";
+    };
+    if (const std::string many = fact("trainings at once");
+        !many.empty() && many != "1")
+      text = "Tokens/s are of " + many + " trainings at once, with " +
+             counted(fact("threads of a training"), "thread") + " each. ";
+    if (const auto& latency = contender.entry.latency)
+      return text + "A latency is the mean ± standard deviation of " +
+             std::to_string(latency->passes) + " passes, each over " +
+             counted(std::to_string(latency->batch), "random sequence") + " of " +
+             std::to_string(latency->length) + " tokens, alone on " +
+             counted(std::to_string(latency->threads), "thread") + ".";
+  }
+  return text;
+}
+
+// Who is first in what.
+std::string highlights(const Comparison& comparison) {
+  std::vector<const Contender*> all;
+  for (const Contender& contender : comparison.contenders)
+    if (contender.is_judged()) all.push_back(&contender);
+  if (all.size() < 2) return "";
+  std::string html;
+  const auto add = [&](const char* what, const auto& number, bool more_is_better,
+                       const auto& text) {
+    const Contender* best = nullptr;
+    for (const Contender* const one : all) {
+      const double value = number(*one);
+      if (!std::isfinite(value) || value <= 0) continue;
+      if (!best || (more_is_better ? value > number(*best) : value < number(*best)))
+        best = one;
+    }
+    if (best)
+      html += "<div class=\"card\"><span>" + escaped(what) + "</span><b>" +
+              escaped(best->name()) + "</b><span>" + escaped(text(*best)) +
+              "</span></div>\n";
+  };
+  const auto mean = [](double (*of)(const ArenaRun&)) {
+    return [of](const Contender& one) { return mean_of(one, of).mean; };
+  };
+  const auto score = [&](const Contender& one) { return judged(comparison, one).mean; };
+  add(comparison.more_is_better() ? "most accurate" : "best", score,
+      comparison.more_is_better(), [&](const Contender& one) {
+        std::string text = judged_text(comparison, judged(comparison, one));
+        const double error = standard_error(comparison, one);
+        const auto near = std::ranges::count_if(all, [&](const Contender* other) {
+          return other != &one && score(*other) >= score(one) - error;
+        });
+        if (error > 0 && near > 0)
+          text += "; " + std::to_string(near) + " more within its standard error";
+        return text;
+      });
+  const auto speed = mean([](const ArenaRun& run) { return run.tokens_per_second; });
+  add("fastest in training", speed, true,
+      [&](const Contender& one) { return short_number(speed(one)) + " tokens/s"; });
+  const auto latency = [](const Contender& one) {
+    return one.entry.latency ? one.entry.latency->timing.mean : NAN;
+  };
+  add("shortest latency", latency, false,
+      [&](const Contender& one) { return time_text(latency(one)); });
+  const auto memory =
+      mean([](const ArenaRun& run) { return static_cast<double>(run.peak_bytes); });
+  add("least memory in training", memory, false,
+      [&](const Contender& one) { return bytes_text(memory(one)); });
+  return "<div class=\"cards\">\n" + html + "</div>\n";
 }
 
 std::string list_of(const std::vector<std::string>& lines) {
@@ -361,27 +283,48 @@ std::string sources_text() {
   return joined(parts, "; ") + ".";
 }
 
-// In what ours may differ from those of papers.
+Place place(const Contender& contender) {
+  return place_of(contender.experiment, whole_run(contender.entry)->facts);
+}
+
+// "62.7", "36.05"
+std::string as_printed(double accuracy) {
+  std::string text = fixed(accuracy, 2);
+  if (text.ends_with('0')) text.pop_back();
+  return text;
+}
+
+// In what ours may differ from those of papers, and which stand beside none.
 std::string settings_text(const Comparison& comparison) {
+  std::map<std::string, std::vector<std::string>> alone;  // by the reason
+  bool any = false;
   for (const Contender& contender : comparison.contenders) {
     if (!contender.is_judged()) continue;
-    const Experiment& ours = contender.experiment;
-    return "Published numbers are of the papers' data and budgets (ListOps: up to 2000 "
-           "tokens, 96,000 examples); ours of up to " +
-           std::to_string(ours.task.longest) + " tokens, with the configuration below.";
+    const std::string reason = place(contender).reason;
+    any = any || reason.empty();
+    if (!reason.empty()) alone[reason].push_back(contender.name());
   }
-  return "";
+  std::string text;
+  if (any)
+    text =
+        "Published numbers are of the papers' data and budgets, ours of the "
+        "configuration below.";
+  for (const auto& [reason, names] : alone)
+    text += (text.empty() ? "" : " ") + std::string("Beside no number of the ") +
+            "Long Range Arena or of other papers: " + joined(names, ", ") + " (" +
+            reason + ").";
+  return text;
 }
 
 }  // namespace
 
 Table depth_table(const Comparison& comparison) {
   Table table;
-  const auto pairs = shapes_of(comparison);
-  if (pairs.empty()) return table;
+  const auto kinds = shapes_of(comparison);
+  if (kinds.empty()) return table;
   table.columns = {{"mechanism"},
-                   {"layers x heads, deep"},
-                   {"wide"},
+                   {"deep", "layers x heads"},
+                   {"wide", "layers x heads"},
                    {comparison.measure + ", deep"},
                    {comparison.measure + ", wide"},
                    {"difference", comparison.more_is_better() ? "in points" : ""},
@@ -389,37 +332,35 @@ Table depth_table(const Comparison& comparison) {
                    {"latency", "deep / wide: how many times faster the wide one is"},
                    {"parameters", "wide / deep"},
                    {"checkpoint", "wide / deep"}};
-  for (const auto& [deep, wide] : pairs) {
-    const Spread of_deep = judged(comparison, *deep),
-                 of_wide = judged(comparison, *wide);
+  const auto add_row = [&](const Contender& deep, const Contender& wide) {
+    const Spread of_deep = judged(comparison, deep), of_wide = judged(comparison, wide);
     const double scale = comparison.more_is_better() ? 100 : 1;
     const double gain = scale * (of_wide.mean - of_deep.mean);
-    const auto ratio = [&, wide = wide, deep = deep](double (*of)(const ArenaRun&)) {
-      const double below = mean_of(*deep, of).mean;
-      const double value = below > 0 ? mean_of(*wide, of).mean / below : NAN;
+    const auto times = [](double value) {
       return std::isfinite(value) ? number_cell(value, fixed(value, 2) + "x")
                                   : Cell{.text = "-"};
     };
-    Cell latency{.text = "-"};
-    if (deep->entry.latency && wide->entry.latency) {
-      const double value =
-          deep->entry.latency->timing.mean / wide->entry.latency->timing.mean;
-      latency = number_cell(value, fixed(value, 2) + "x");
-    }
+    const auto ratio = [&](double (*of)(const ArenaRun&)) {
+      const double below = mean_of(deep, of).mean;
+      return times(below > 0 ? mean_of(wide, of).mean / below : NAN);
+    };
+    const auto &slow = deep.entry.latency, &fast = wide.entry.latency;
     table.rows.push_back(
-        {{.text = mechanism_of(deep->experiment)},
-         {.text = shape_text(*deep)},
-         {.text = shape_text(*wide)},
+        {{.text = deep.mechanism()},
+         {.text = deep.shape()},
+         {.text = wide.shape()},
          number_cell(of_deep.mean, judged_text(comparison, of_deep)),
          number_cell(of_wide.mean, judged_text(comparison, of_wide)),
          number_cell(gain, (gain > 0 ? "+" : "") + fixed(gain, 2)),
          ratio([](const ArenaRun& run) { return run.tokens_per_second; }),
-         latency,
+         times(slow && fast ? slow->timing.mean / fast->timing.mean : NAN),
          ratio([](const ArenaRun& run) { return static_cast<double>(run.parameters); }),
          ratio([](const ArenaRun& run) {
            return static_cast<double>(run.checkpoint_bytes);
          })});
-  }
+  };
+  for (const Shapes& kind : kinds)
+    for (size_t i = 1; i < kind.size(); ++i) add_row(*kind[0], *kind[i]);
   return table;
 }
 
@@ -430,18 +371,21 @@ Table published_table(const Comparison& comparison) {
   std::map<std::string, std::vector<std::string>> ours;  // by mechanism
   for (const Contender& contender : comparison.contenders) {
     if (!contender.is_judged()) continue;
-    task = contender.experiment.task.name;
-    ours[mechanism_of(contender.experiment)].push_back(
+    const Place of = place(contender);
+    if (!of.reason.empty() || (!task.empty() && task != of.task)) continue;
+    task = of.task;
+    ours[of.mechanism].push_back(
         judged_text(comparison, judged(comparison, contender)) + " (" +
         contender.name() + ")");
   }
+  if (ours.empty()) return table;
   std::vector<std::string> mechanisms;
   table.columns = {{.title = "mechanism"}, {.title = "ours"}};
   std::vector<std::map<std::string, double, std::less<>>> columns;
   for (const Source& source : published()) {
     std::map<std::string, double, std::less<>> numbers;
     for (const auto& [mechanism, of, accuracy] : source.numbers)
-      if (of == task) numbers.emplace(mechanism, accuracy);
+      if (of == task && accuracy > 0) numbers.emplace(mechanism, accuracy);
     if (numbers.empty()) continue;
     table.columns.push_back(
         {std::string(source.name), std::string(source.paper), Best::most});
@@ -462,41 +406,53 @@ Table published_table(const Comparison& comparison) {
       const auto found = numbers.find(mechanism);
       row.push_back(found == numbers.end()
                         ? Cell{.text = ""}
-                        : number_cell(found->second, fixed(found->second, 1) + " %"));
+                        : number_cell(found->second, as_printed(found->second) + " %"));
     }
     table.rows.push_back(row);
   }
   return table;
 }
 
-std::string comparison_page(const Comparison& comparison, const std::string& title) {
-  Page page{.title = title};
-  if (const std::string text = lead_text(comparison); !text.empty())
-    page.lead = "<p class=\"soft\">" + escaped(text) + "</p>\n";
+namespace {
+
+void add_sections(Page& page, const Comparison& comparison, const std::string& group) {
   const auto add = [&](const char* heading, const std::string& html) {
-    if (!html.empty()) page.sections.push_back({heading, html});
+    if (!html.empty()) page.sections.push_back({heading, html, group});
   };
   const Table results = result_table(comparison);
   std::string first;
+  if (!group.empty())
+    first = "<p class=\"soft\">" + escaped(lead_text(comparison)) + "</p>\n";
   if (!results.rows.empty())
-    first = as_html(results) + "<p class=\"soft\">" + escaped(error_text(comparison)) +
-            " The best of a column is bold; a title sorts.</p>\n";
+    first += highlights(comparison) + as_html(results) + "<p class=\"soft\">" +
+             escaped(error_text(comparison)) + " " + escaped(speed_text(comparison)) +
+             " The best of a column is bold; a title sorts.</p>\n";
   if (const auto refused = refusals(comparison); !refused.empty())
     first += "<h3>Without a result</h3>\n" + list_of(refused);
   add("Results", first);
-  add("Accuracy against speed", speed_chart(comparison));
+  if (const std::string chart = speed_chart(comparison); !chart.empty())
+    add(comparison.more_is_better() ? "Accuracy against speed"
+                                    : "Quality against speed",
+        figure(chart));
   if (const Table depth = depth_table(comparison); !depth.rows.empty())
     add("Wide against deep",
         paragraph(
-            "Brown et al. 2022, arXiv:2210.00640: as many heads in one layer as in "
-            "all layers of a deep model.") +
-            as_html(depth) + depth_chart(comparison));
-  add("Curves", curve_charts(comparison));
+            "Brown et al. 2022, arXiv:2210.00640: as many heads in few layers, or "
+            "in one, as in all layers of a deep model. Above 1x the wide model is "
+            "faster, or larger.") +
+            as_html(depth) + figure(depth_chart(comparison)));
+  std::string curves;
+  for (const std::string& chart : curve_charts(comparison)) curves += figure(chart);
+  add("Curves", curves);
   add("Who sees whom", patterns(comparison));
-  if (const Table papers = published_table(comparison); !papers.rows.empty())
-    add("Published numbers", paragraph(settings_text(comparison)) + as_html(papers) +
-                                 "<p class=\"soft\">" + escaped(sources_text()) +
-                                 "</p>\n");
+  if (comparison.more_is_better()) {
+    const Table papers = published_table(comparison);
+    std::string beside = paragraph(settings_text(comparison));
+    if (!papers.rows.empty())
+      beside +=
+          as_html(papers) + "<p class=\"soft\">" + escaped(sources_text()) + "</p>\n";
+    add("Published numbers", beside);
+  }
   const auto [common, differing] = configuration(comparison);
   std::string configured;
   if (!common.empty())
@@ -507,34 +463,83 @@ std::string comparison_page(const Comparison& comparison, const std::string& tit
   add("Configuration", configured);
   if (const Facts facts = environment_of(comparison); !facts.empty())
     add("Environment", html_of(facts));
+}
+
+// What stands before the titles of each of several.
+std::vector<std::string> groups_of(const std::vector<Comparison>& comparisons) {
+  std::vector<std::string> groups;
+  for (const Comparison& comparison : comparisons) {
+    const TaskOptions& task = comparison.contenders.front().experiment.task;
+    std::string group = task.name;
+    if (std::ranges::find(groups, group) != groups.end() && !task.data.empty())
+      group += " of " + task.data;
+    while (std::ranges::find(groups, group) != groups.end()) group += " again";
+    groups.push_back(group);
+  }
+  return groups;
+}
+
+}  // namespace
+
+std::string title_of(const std::vector<Comparison>& comparisons) {
+  size_t count = 0;
+  std::vector<std::string> tasks;
+  for (const Comparison& comparison : comparisons) {
+    count += comparison.contenders.size();
+    const std::string& task = comparison.contenders.front().experiment.task.name;
+    if (std::ranges::find(tasks, task) == tasks.end()) tasks.push_back(task);
+  }
+  return (count == 1 ? comparisons.front().contenders.front().name()
+                     : std::to_string(count) + " models") +
+         " on " + joined(tasks);
+}
+
+std::string comparison_page(const std::vector<Comparison>& comparisons,
+                            const std::string& title) {
+  Page page{.title = title};
+  const bool is_one = comparisons.size() == 1;
+  if (is_one)
+    page.lead =
+        "<p class=\"soft\">" + escaped(lead_text(comparisons.front())) + "</p>\n";
+  const auto groups = groups_of(comparisons);
+  for (size_t i = 0; i < comparisons.size(); ++i)
+    add_sections(page, comparisons[i], is_one ? "" : groups[i]);
   return html(page);
 }
 
-std::string comparison_markdown(const Comparison& comparison,
-                                const std::string& title) {
-  std::ostringstream text;
-  text << "# " << title << "\n\n" << lead_text(comparison) << "\n\n";
+namespace {
+
+void add_markdown(std::ostream& text, const Comparison& comparison,
+                  const std::string& group) {
+  const auto head = [&](const char* heading) {
+    text << "## " << (group.empty() ? "" : group + ": ") << heading << "\n\n";
+  };
+  text << lead_text(comparison) << "\n\n";
   const auto add = [&](const char* heading, const Table& table) {
-    if (!table.rows.empty())
-      text << "## " << heading << "\n\n" << as_markdown(table) << '\n';
+    if (table.rows.empty()) return;
+    head(heading);
+    text << as_markdown(table) << '\n';
   };
   add("Results", result_table(comparison));
   if (const std::string words = error_text(comparison); !words.empty())
     text << words << "\n\n";
+  if (const std::string words = speed_text(comparison); !words.empty())
+    text << words << "\n\n";
   if (const auto refused = refusals(comparison); !refused.empty()) {
-    text << "## Without a result\n\n";
+    head("Without a result");
     for (const std::string& line : refused) text << "- " << line << '\n';
     text << '\n';
   }
   add("Wide against deep", depth_table(comparison));
   const Table papers = published_table(comparison);
   add("Published numbers", papers);
-  if (!papers.rows.empty())
-    text << settings_text(comparison) << "\n\n" << sources_text() << "\n\n";
+  if (comparison.more_is_better()) text << settings_text(comparison) << "\n\n";
+  if (!papers.rows.empty()) text << sources_text() << "\n\n";
   const auto [common, differing] = configuration(comparison);
   const auto add_facts = [&](const char* heading, const Facts& facts) {
     if (facts.empty()) return;
-    text << "## " << heading << "\n\n| | |\n| --- | --- |\n";
+    head(heading);
+    text << "| | |\n| --- | --- |\n";
     for (const auto& [name, value] : facts)
       text << "| " << name << " | " << value << " |\n";
     text << '\n';
@@ -542,6 +547,17 @@ std::string comparison_markdown(const Comparison& comparison,
   add_facts("Configuration of all", common);
   if (differing.columns.size() > 1) add("In what they differ", differing);
   add_facts("Environment", environment_of(comparison));
+}
+
+}  // namespace
+
+std::string comparison_markdown(const std::vector<Comparison>& comparisons,
+                                const std::string& title) {
+  std::ostringstream text;
+  text << "# " << title << "\n\n";
+  const auto groups = groups_of(comparisons);
+  for (size_t i = 0; i < comparisons.size(); ++i)
+    add_markdown(text, comparisons[i], comparisons.size() == 1 ? "" : groups[i]);
   return text.str();
 }
 

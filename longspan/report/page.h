@@ -12,6 +12,7 @@ namespace longspan::report {
 struct Section {
   std::string title = {};
   std::string html = {};
+  std::string group = {};  // stands before the title; sections of one are together
 };
 
 struct Page {

@@ -107,11 +107,14 @@ std::string picture(const Mechanism& mechanism, const PictureOptions& options) {
        .by_gradients = by_gradients});
 }
 
+bool tells(const Mechanism& mechanism, const PictureOptions& options) {
+  return mechanism.full || direct_share(mechanism, options) <= 0.75;
+}
+
 int64_t tokens_that_tell(const Mechanism& mechanism) {
   const int64_t few = PictureOptions{}.tokens;
-  if (mechanism.full) return few;
   for (const int64_t tokens : {few, 2 * few, 4 * few})
-    if (direct_share(mechanism, {.tokens = tokens}) <= 0.75) return tokens;
+    if (tells(mechanism, {.tokens = tokens})) return tokens;
   return few;
 }
 

@@ -20,8 +20,12 @@ struct PictureOptions {
 // heads have.
 std::string picture(const Mechanism& mechanism, const PictureOptions& options);
 
-// How many tokens a picture with the test settings needs: 32, or up to 128 where more
-// than three quarters of so few would be seen directly.
+// Whether a picture shows what a mechanism leaves out: at most three quarters of the
+// pairs are seen directly, unless it never leaves out any.
+bool tells(const Mechanism& mechanism, const PictureOptions& options);
+
+// How many tokens a picture with the test settings needs: 32, or up to 128 where so few
+// would not tell.
 int64_t tokens_that_tell(const Mechanism& mechanism);
 
 }  // namespace longspan::report

@@ -22,6 +22,10 @@ std::vector<std::optional<double>> best_of(const Table& table) {
           (table.columns[i].best == Best::most ? number > *best[i] : number < *best[i]);
       if (better) best[i] = number;
     }
+    if (std::ranges::all_of(table.rows, [&](const Row& row) {
+          return i >= row.size() || !row[i].number || *row[i].number == best[i];
+        }))
+      best[i] = {};
   }
   return best;
 }

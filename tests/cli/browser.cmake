@@ -20,12 +20,23 @@ addEventListener("load", () => {
   const check = (fine, what) => { if (!fine) faults.push(what); };
   for (const chart of all("svg.chart")) {
     check(chart.getBoundingClientRect().height > 100, "a chart without size");
-    check(chart.querySelector("polyline, circle"), "a chart without curves");
+    check(chart.querySelector("polyline, .bubble"), "a chart without curves");
     check(!/NaN|Infinity/i.test(chart.outerHTML), "a chart of what is no number");
-    for (const text of chart.querySelectorAll("text"))
-      check(text.getBoundingClientRect().left >= chart.getBoundingClientRect().left - 1,
-            "words outside of a chart: " + text.textContent);
+    const place = chart.getBoundingClientRect(), texts = [...chart.querySelectorAll("text")];
+    const boxes = texts.map(text => text.getBoundingClientRect());
+    for (const [i, box] of boxes.entries()) {
+      check(box.left >= place.left - 1 && box.right <= place.right + 1 &&
+            box.top >= place.top - 1 && box.bottom <= place.bottom + 1,
+            "words outside of a chart: " + texts[i].textContent);
+      // Lines of text are higher than what is written.
+      for (let j = 0; j < i; ++j)
+        check(box.right <= boxes[j].left + 2 || boxes[j].right <= box.left + 2 ||
+              box.bottom <= boxes[j].top + 4 || boxes[j].bottom <= box.top + 4,
+              texts[i].textContent + " lies on " + texts[j].textContent);
+    }
   }
+  for (const part of all(".wide"))
+    check(part.scrollWidth <= part.clientWidth + 1, "a table wider than its place");
   for (const image of all("img"))
     check(image.complete && image.naturalWidth > 50, "a broken picture: " + image.alt);
   for (const part of all("[src], link[href]"))
@@ -52,7 +63,8 @@ addEventListener("load", () => {
 </body>]=])
 
 set(folder ${BUILD}/report)
-foreach(page IN ITEMS arena/report.html some.html deep.html films-bytes.html)
+foreach(page IN ITEMS arena/report.html some.html crowd.html deep.html films-bytes.html
+        cached.html pairs.html)
   file(READ ${folder}/${page} html)
   string(REPLACE "<head>" "${before}" html "${html}")
   string(REPLACE "</body>" "${after}" html "${html}")

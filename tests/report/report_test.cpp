@@ -4,6 +4,8 @@
 
 #include "longspan/base/config.h"
 #include "longspan/report/chart.h"
+#include "longspan/report/chart_labels.h"
+#include "longspan/report/comparison_charts.h"
 #include "longspan/report/comparison_page.h"
 #include "longspan/report/page.h"
 #include "longspan/report/weights_page.h"
@@ -41,6 +43,9 @@ TEST(Tables, AreHtmlThatSortsByNumbers) {
   EXPECT_TRUE(has(html, "data-number=\"10\">10 ±<"));
   EXPECT_TRUE(has(html, "<b>9.5</b>"));  // the best
   EXPECT_EQ(times(html, "<b>"), 1);
+  Table alike = small_table();
+  alike.rows[1][1].number = 10;
+  EXPECT_FALSE(has(as_html(alike), "<b>"));
   EXPECT_TRUE(has(html, "<tfoot>"));
 }
 
@@ -69,9 +74,53 @@ TEST(Charts, DrawBubblesByArea) {
   series.points = {{.x = 1, .y = 1, .area = 1, .label = "a<b"},
                    {.x = 2, .y = 2, .area = 0.25}};
   const std::string picture = svg({.title = "t", .panels = {{.series = {series}}}});
-  EXPECT_TRUE(has(picture, "r=\"30.0\"><title>a&lt;b</title>"));
-  EXPECT_TRUE(has(picture, "r=\"15.0\""));
+  EXPECT_TRUE(has(picture, "d=\"M-24.0 0A24.0 24.0"));
+  EXPECT_TRUE(has(picture, "><title>a&lt;b</title>"));
+  EXPECT_TRUE(has(picture, "d=\"M-12.0 0A12.0 12.0"));
   EXPECT_FALSE(has(picture, "<polyline"));
+}
+
+TEST(Charts, TellSeriesOfOneColourApart) {
+  const auto picture = [](int variant) {
+    Series series{.name = "s", .points = {{1, 1}, {2, 2}}, .colour = 3};
+    series.variant = variant;
+    return svg({.title = "t", .panels = {{.series = {series}}}, .shows_title = false});
+  };
+  EXPECT_TRUE(has(picture(0), "<g class=\"c3 d0\">"));
+  EXPECT_TRUE(has(picture(1), "<g class=\"c3 d1\">"));
+  EXPECT_FALSE(has(picture(0), ">t</text>"));
+  const auto mark = [](const std::string& svg) {
+    const size_t from = svg.find(" d=\"M");
+    return svg.substr(from, svg.find('"', from + 4) - from);
+  };
+  EXPECT_NE(mark(picture(0)), mark(picture(1)));
+}
+
+// The names of a crowd do not lie on each other, and none runs out of the frame.
+TEST(Charts, PlaceNamesWhereTheyCanBeRead) {
+  std::vector<Bubble> bubbles;
+  for (int i = 0; i < 14; ++i)
+    bubbles.push_back({.x = 6.0 + 23 * (i % 5),
+                       .y = 40.0 + 19 * (i % 4),
+                       .radius = 8.0 + i % 3,
+                       .label = "mechanism " + std::to_string(i)});
+  const auto labels = placed_labels(bubbles, {0, 0, 460, 300});
+  EXPECT_GE(labels.size(), 10u);
+  std::vector<Box> boxes;
+  for (const PlacedLabel& label : labels) {
+    const double width = 6.5 * static_cast<double>(label.text.size());
+    const double left = label.x - (label.anchor == "start"    ? 0
+                                   : label.anchor == "middle" ? width / 2
+                                                              : width);
+    boxes.push_back({left, label.y - 9, left + width, label.y + 3});
+    EXPECT_GE(left, 0) << label.text;
+    EXPECT_LE(left + width, 460) << label.text;
+  }
+  for (size_t i = 0; i < boxes.size(); ++i)
+    for (size_t j = 0; j < i; ++j)
+      EXPECT_TRUE(boxes[i].right <= boxes[j].left || boxes[j].right <= boxes[i].left ||
+                  boxes[i].bottom <= boxes[j].top || boxes[j].bottom <= boxes[i].top)
+          << labels[i].text << " on " << labels[j].text;
 }
 
 // A run as a training leaves it.
@@ -79,6 +128,7 @@ struct RunFiles {
   Experiment experiment = {};
   double accuracy = 0.5;
   bool is_whole = true;
+  uint32_t data = 7;  // fingerprint
 
   void write(const std::string& folder) const {
     mkdir(folder.c_str(), 0777);
@@ -90,6 +140,8 @@ struct RunFiles {
         << R"({"step":10,"event":"valid","loss":1.9,"accuracy":0.3})" << '\n'
         << R"({"step":20,"event":"train","loss":null,"tokens_per_second":1100,"seconds":2})"
         << "\n{\"step\":";  // killed here
+    mkdir((folder + "/best").c_str(), 0777);
+    std::ofstream(folder + "/best/state.json") << text_of({.data = data});
     if (!is_whole) return;
     std::ofstream(folder + "/result.json")
         << R"({"seconds":12,"tokens":5,"peak_bytes":1000,"parameters":77,"flops":5e9,)"
@@ -103,7 +155,7 @@ struct RunFiles {
 
 RunFiles run_files(int64_t layers, int64_t heads, int64_t seed, double accuracy) {
   RunFiles run;
-  run.experiment.task.longest = 64;
+  run.experiment.task.longest = 2000;
   run.experiment.model.layers = layers;
   run.experiment.model.heads = heads;
   run.experiment.train.seed = seed;
@@ -120,10 +172,13 @@ TEST(Comparisons, TakeRunsThatDifferInSeedsForOne) {
   stopped.experiment.model.embedding = 12;
   stopped.is_whole = false;
   stopped.write(folder / "stopped");
-  const auto comparison =
-      read_comparison({folder / "deep-seed-1", folder / "deep-seed-2/", folder / "wide",
-                       folder / "stopped"});
+  const auto comparisons =
+      read_comparisons({folder / "deep-seed-1", folder / "deep-seed-2/",
+                        folder / "wide", folder / "stopped"});
+  ASSERT_EQ(comparisons.size(), 1u);
+  const Comparison& comparison = comparisons[0];
   ASSERT_EQ(comparison.contenders.size(), 3u);
+  EXPECT_EQ(title_of(comparisons), "3 models on listops");
   EXPECT_EQ(comparison.contenders[0].name(), "deep");
   const Spread accuracy = judged(comparison, comparison.contenders[0]);
   EXPECT_EQ(accuracy.count, 2);
@@ -140,23 +195,85 @@ TEST(Comparisons, TakeRunsThatDifferInSeedsForOne) {
   EXPECT_EQ(depth.rows[0][5].text, "+15.00");
   const Table papers = published_table(comparison);
   EXPECT_EQ(papers.rows[0][0].text, "dense");  // ours first
-  EXPECT_EQ(papers.rows[0][1].text, "55.0 % ± 7.1 % (deep), 70.0 % (wide)");
-  EXPECT_EQ(papers.rows[0][2].text, "36.4 %");
+  EXPECT_EQ(papers.rows[0][1].text, "55.0 ± 7.1 % (deep), 70.0 % (wide)");
+  EXPECT_EQ(papers.rows[0][2].text, "36.37 %");
 
-  const std::string page = comparison_page(comparison, "a <title>");
+  const std::string page = comparison_page(comparisons, "a <title>");
   EXPECT_FALSE(has(page, "<guess>"));
   EXPECT_FALSE(has(page, "<title>a <title>"));
   EXPECT_TRUE(has(page, "id=\"wide-against-deep\""));
-  EXPECT_TRUE(has(page, "55.0 % ± 7.1 %"));
+  EXPECT_TRUE(has(page, "55.0 ± 7.1 %"));
   EXPECT_FALSE(has(page, "nan"));
   EXPECT_FALSE(has(page, "src=\"http"));
-  EXPECT_TRUE(has(comparison_markdown(comparison, "t"), "| model.layers |"));
-  EXPECT_EQ(run_table(comparison).rows.size(), 4u);
+  EXPECT_TRUE(has(comparison_markdown(comparisons, "t"), "| model.layers |"));
+  EXPECT_EQ(run_table(comparisons).rows.size(), 4u);
+}
+
+TEST(Comparisons, PutEveryAspectBesideTheDeepest) {
+  const Folder folder;
+  run_files(6, 8, 1, 0.5).write(folder / "deep");
+  run_files(3, 16, 1, 0.52).write(folder / "less");
+  run_files(2, 24, 1, 0.51).write(folder / "little");
+  run_files(1, 48, 1, 0.53).write(folder / "wide");
+  run_files(2, 8, 1, 0.4).write(folder / "other");  // of fewer heads
+  const auto comparisons =
+      read_comparisons({folder / "wide", folder / "deep", folder / "little",
+                        folder / "less", folder / "other"});
+  const Table depth = depth_table(comparisons[0]);
+  ASSERT_EQ(depth.rows.size(), 3u);
+  for (const Row& row : depth.rows) EXPECT_EQ(row[1].text, "6 x 8");
+  EXPECT_EQ(depth.rows[0][2].text, "3 x 16");
+  EXPECT_EQ(depth.rows[1][2].text, "2 x 24");
+  EXPECT_EQ(depth.rows[2][2].text, "1 x 48");
+  EXPECT_EQ(depth.rows[2][5].text, "+3.00");
+  const std::string chart = depth_chart(comparisons[0]);
+  EXPECT_EQ(times(chart, "class=\"mark\""), 4 + 1);  // and in the legend
+}
+
+// Accuracies of different tasks, or data, do not stand in one table.
+TEST(Comparisons, KeepTasksApart) {
+  const Folder folder;
+  run_files(1, 8, 1, 0.5).write(folder / "a");
+  run_files(2, 8, 1, 0.6).write(folder / "b");
+  RunFiles images = run_files(1, 8, 1, 0.9);
+  images.experiment.task.name = "cifar10";
+  images.write(folder / "c");
+  RunFiles elsewhere = run_files(4, 8, 1, 0.7);
+  elsewhere.experiment.task.data = "other";
+  elsewhere.data = 8;
+  elsewhere.write(folder / "d");
+  const auto comparisons =
+      read_comparisons({folder / "a", folder / "c", folder / "b", folder / "d"});
+  ASSERT_EQ(comparisons.size(), 3u);
+  EXPECT_EQ(comparisons[0].contenders.size(), 2u);
+  EXPECT_EQ(comparisons[1].contenders[0].name(), "c");
+  EXPECT_EQ(comparisons[2].contenders[0].name(), "d");
+  EXPECT_EQ(title_of(comparisons), "4 models on listops, cifar10");
+  const std::string page = comparison_page(comparisons, "t"),
+                    text = comparison_markdown(comparisons, "t");
+  for (const char* id :
+       {"listops-results", "cifar10-results", "listops-of-other-results"})
+    EXPECT_EQ(times(page, "id=\"" + std::string(id) + '"'), 1) << id;
+  EXPECT_TRUE(has(text, "## cifar10: Results"));
+  EXPECT_EQ(run_table(comparisons).rows.size(), 4u);
+}
+
+// Words in place of bytes, or fewer of them, are answers to the same questions.
+TEST(Comparisons, TakeOneTaskInOtherTokensForOne) {
+  const Folder folder;
+  RunFiles bytes = run_files(1, 8, 1, 0.5), words = bytes;
+  bytes.experiment.task.data = words.experiment.task.data = "imdb";
+  words.experiment.task.tokens = "words";
+  words.data = 8;
+  bytes.write(folder / "bytes");
+  words.write(folder / "words");
+  EXPECT_EQ(read_comparisons({folder / "bytes", folder / "words"}).size(), 1u);
 }
 
 TEST(Comparisons, RefuseFoldersOfSomethingElse) {
   const Folder folder;
-  const std::string refused = testing::refusal([&] { read_comparison({folder / ""}); });
+  const std::string refused =
+      testing::refusal([&] { read_comparisons({folder / ""}); });
   EXPECT_TRUE(has(refused, "is no run and no arena")) << refused;
 }
 
@@ -170,22 +287,25 @@ TEST(WeightsPages, JoinBytesToWords) {
 }
 
 TEST(WeightsPages, ShadeWordsOfEveryHead) {
-  const WordWeights one{.title = "head 0", .weights = {0.5, -0.1, 0}, .front = 0.6};
+  const WordWeights one{
+      .title = "head 0", .weights = {0.5, -0.1, 0}, .front = 0.6, .memory = 0.3};
   const WeightsReport report{
       .title = "t",
       .texts = {{.words = {"<b>", "x", "y"},
                  .labels = {{"good & bad", 0.75}, {"other", 0.25}},
                  .whole = one,
                  .layers = {{.title = "layer 0", .heads = {one, one}}}}},
-      .memories = {{.layer = "layer0", .heads = {0.25}}}};
+      .memories = {{.layer = "layer0", .shares = {0.25}}}};
   const std::string page = weights_page(report);
   EXPECT_FALSE(has(page, "<b>x"));
   EXPECT_TRUE(has(page, "Text 1: good &amp; bad, 75.0 %"));
   EXPECT_EQ(times(page, "class=\"w10\">&lt;b&gt;</i>"), 2);
   EXPECT_EQ(times(page, "class=\"n2\">x</i>"), 2);
   EXPECT_TRUE(has(page, "class=\"w10\" title=\"50 %\">&lt;b&gt;"));
-  EXPECT_TRUE(has(page, "60 % in front"));
+  EXPECT_TRUE(has(page, "60.0 % in front, 30.0 % memory"));
   EXPECT_TRUE(has(page, ">25 %</td>"));
+  EXPECT_TRUE(has(page, "and below 0"));  // what orange means
+  EXPECT_FALSE(has(page, "sum over its bytes"));
 }
 
 }  // namespace
