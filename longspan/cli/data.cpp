@@ -277,7 +277,7 @@ void write_tokens(const TokenFiles& files) {
     std::cout << path(split) << ": " << counts[split].bytes << " bytes, "
               << counts[split].words << " words, " << counts[split].documents
               << " documents, " << open_token_file(path(split)).tokens.size()
-              << " tokens\n";
+              << " tokens, " << counts[split].unknown << " of them unknown\n";
 }
 
 void add_text(CLI::App& verb) {
