@@ -362,8 +362,10 @@ class Grc final : public Mixer {
     const auto past =
         mapped(cache, torch::cat({of_cache(update_), of_cache(reset_)}), {})
             .chunk(2, 2);
-    const Tensor update = (now[0] + spread(past[0], now[0].sizes())).sigmoid(),
-                 reset = (now[1] + spread(past[1], now[1].sizes())).sigmoid();
+    const auto gate = [&](size_t i) {
+      return longspan::sigmoid(now[i] + spread(past[i], now[i].sizes()));
+    };
+    const Tensor update = gate(0), reset = gate(1);
     Tensor candidate = now[2] + mapped(reset * cache, of_cache(candidate_), {});
     if (norm_weight_.defined())
       candidate = longspan::layer_norm(activate(candidate, {}, Activation::gelu),

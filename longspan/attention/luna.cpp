@@ -27,6 +27,7 @@
 #include "longspan/attention/mechanism.h"
 #include "longspan/attention/mixer_pass.h"
 #include "longspan/attention/prepare.h"
+#include "longspan/kernels/activation.h"
 #include "longspan/kernels/dropout.h"
 #include "longspan/kernels/layer_norm.h"
 #include "longspan/kernels/linear_attention.h"
@@ -195,8 +196,8 @@ class Luna final : public Mixer {
     const auto [k, v] = keys_and_values(unpack_, x);
     const auto type = queries.scalar_type();
     const Tensor weights =
-        torch::softplus(longspan::matmul(given, asking.transpose(2, 3)), M_LN2,
-                        /*threshold=*/40);  // [B, Hk, N, l]
+        longspan::softplus(longspan::matmul(given, asking.transpose(2, 3)),
+                           M_LN2);  // [B, Hk, N, l]
 
     Tensor real = pass.mask.tokens;
     const Tensor share =

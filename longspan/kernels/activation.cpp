@@ -261,4 +261,20 @@ Tensor activate_reference(const Tensor& x, const Tensor& bias, Activation activa
   refuse(activation);
 }
 
+Tensor sigmoid(const Tensor& x) {
+  const auto dtype = inner_dtype(x);
+  // Where e^-x is still finite, as gradients need it.
+  const double least = dtype == torch::kDouble ? -700 : -80;
+  return (1 + x.to(dtype).clamp_min(least).neg().exp())
+      .reciprocal()
+      .to(x.scalar_type());
+}
+
+Tensor softplus(const Tensor& x, double sharpness) {
+  const Tensor y = x.to(inner_dtype(x)) * sharpness, size = y.abs();
+  // Not max(y, 0), whose slope at 0 is none.
+  const Tensor most = (y + size) / 2;
+  return ((most + size.neg().exp().log1p()) / sharpness).to(x.scalar_type());
+}
+
 }  // namespace longspan

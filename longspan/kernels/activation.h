@@ -22,4 +22,9 @@ torch::Tensor activate(const torch::Tensor& x, const torch::Tensor& bias,
 torch::Tensor activate_reference(const torch::Tensor& x, const torch::Tensor& bias,
                                  Activation activation);
 
+// 1 / (1 + e^-x) and ln(1 + e^(sharpness x)) / sharpness, the same bits whatever the
+// number of threads: LibTorch's own round otherwise at the ends of what a thread does.
+torch::Tensor sigmoid(const torch::Tensor& x);
+torch::Tensor softplus(const torch::Tensor& x, double sharpness = 1);
+
 }  // namespace longspan

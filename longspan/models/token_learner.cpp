@@ -219,7 +219,7 @@ class TokenLearner final : public Stack {
           convolutions_[i].weight.view({kWidth, count_, -1}).transpose(0, 1).flatten(1);
       y = torch::linear(near, kernel);
     }
-    const Tensor weights = without_padding(y.sigmoid(), real).transpose(1, 2);
+    const Tensor weights = without_padding(longspan::sigmoid(y), real).transpose(1, 2);
     if (!real.defined()) return weights / x.size(1);
     return weights / real.sum(1).clamp_min(1).view({-1, 1, 1});
   }
@@ -231,7 +231,7 @@ class TokenLearner final : public Stack {
     const Tensor hidden =
         activate(longspan::linear(fuse_norm_->forward(x), fuse_in_.weight),
                  fuse_in_.bias, Activation::gelu);
-    return x + longspan::matmul(fuse_out_(hidden).sigmoid(), mixed);
+    return x + longspan::matmul(longspan::sigmoid(fuse_out_(hidden)), mixed);
   }
 
   Tensor fused_defined(const Tensor& x, const Tensor& learned) const {

@@ -8,6 +8,7 @@
 #include "longspan/base/threads.h"
 #include "longspan/kernels/cpu/activation.h"
 #include "longspan/kernels/cpu/isa.h"
+#include "tests/support/any_threads.h"
 #include "tests/support/each_isa.h"
 #include "tests/support/tensors.h"
 
@@ -413,6 +414,31 @@ TEST(ActivationInputs, AreCheckedByName) {
             "activation: bias must be Float, as x is, got Double; convert one of them");
   EXPECT_EQ(refused(torch::zeros({2, 3}), {}, static_cast<Activation>(7)),
             "activation: it must be gelu, gelu_tanh or relu, got number 7");
+}
+
+TEST(Sigmoid, IsTheReferenceAtAnySizeWithItsGradient) {
+  Tensor x = torch::tensor({-1e30, -800.0, -90.0, -20.0, -1.0, 0.0, 1.0, 20.0, 1e30},
+                           torch::kDouble)
+                 .requires_grad_();
+  EXPECT_TRUE(close(longspan::sigmoid(x), torch::sigmoid(x), 1e-15));
+  EXPECT_TRUE(close(longspan::softplus(x, 0.7).slice(0, 1, 8),
+                    torch::softplus(x, 0.7, /*threshold=*/1000).slice(0, 1, 8), 1e-15));
+  const auto slope = [&](const Tensor& y) {
+    return torch::autograd::grad({y}, {x}, {torch::ones_like(y)})[0];
+  };
+  EXPECT_TRUE(close(slope(longspan::sigmoid(x)), slope(torch::sigmoid(x)), 1e-15));
+  EXPECT_TRUE(close(slope(longspan::softplus(x)), slope(torch::softplus(x)), 1e-15));
+  const Tensor low = x.detach().to(torch::kBFloat16);
+  EXPECT_EQ(longspan::sigmoid(low).scalar_type(), torch::kBFloat16);
+  EXPECT_TRUE(close(longspan::softplus(low.slice(0, 1, 8)),
+                    torch::softplus(low.slice(0, 1, 8)), 1e-2));
+}
+
+TEST(Sigmoid, HasTheSameBitsOnAnyNumberOfThreads) {
+  const Tensor x = 3 * random_tensors(1, {300007}, torch::kFloat)[0];
+  EXPECT_TRUE(same_with_any_threads([&] {
+    return Tensors{longspan::sigmoid(x), longspan::softplus(x, 0.7)};
+  }));
 }
 
 // How far results of a type may be from those of the CPU.
