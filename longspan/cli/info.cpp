@@ -66,6 +66,10 @@ void print() {
     line("", "slow: install libopenblas0-openmp for matrix products at full speed");
   if (blas.own_threads)
     line("", "has threads of its own beside OpenMP's: libopenblas0-openmp shares them");
+  if (cpu::best_isa() >= cpu::Isa::avx512 &&
+      blas.name.find("Haswell") != std::string::npos)
+    line("", "takes products for AVX2, though this CPU has AVX-512: ",
+         "OPENBLAS_CORETYPE=SkylakeX in the environment makes them faster");
   if constexpr (!kHasCuda)
     line("CUDA", "not in this build; configure with the preset cuda");
   else if (!gpu)

@@ -33,13 +33,9 @@ std::string cost(const Cost& cost) {
   return text.str();
 }
 
-bool is_layer(const Mechanism& mechanism) {
-  return mechanism.seam() == "attention" || mechanism.seam() == "mixer";
-}
-
 // Whether it is a layer around others that its settings name.
 bool is_wrapper(const Mechanism& mechanism) {
-  return is_layer(mechanism) &&
+  return mechanism.classes.find("wrapper") != std::string_view::npos &&
          std::ranges::any_of(mechanism.settings, [](const Setting& setting) {
            return setting.kind == Kind::mechanism || setting.name == "parts";
          });
@@ -66,6 +62,10 @@ std::string_view carried(Carry carry) {
     case Carry::both: return "something of each example and of the model";
   }
   TORCH_INTERNAL_ASSERT(false);
+}
+
+bool is_layer(const Mechanism& mechanism) {
+  return mechanism.seam() == "attention" || mechanism.seam() == "mixer";
 }
 
 void add_facts(std::ostream& page, const Mechanism& mechanism) {

@@ -112,6 +112,15 @@ std::vector<Chosen> mechanisms_of(const TransformerOptions& options) {
   return chosen;
 }
 
+Value::Map settings_of(const TransformerOptions& options, const Chosen& chosen) {
+  Value::Map settings = options.preset.empty()
+                            ? Value::Map{}
+                            : preset(find_mechanism(chosen.name), options.preset);
+  for (const auto& [name, value] : chosen.settings)
+    settings.insert_or_assign(name, value);
+  return settings;
+}
+
 // Columns 2t and 2t + 1 are sine and cosine of position / 10000^(2t/width). Vaswani et
 // al. 2017, arXiv:1706.03762.
 Tensor sinusoids(int64_t count, int64_t width) {
@@ -260,6 +269,18 @@ Fields fields(TransformerOptions& o) {
   };
 }
 
+bool draws_keys(const TransformerOptions& options) {
+  Sizes sizes{
+      .heads = options.heads, .key_heads = options.key_heads, .layers = options.layers};
+  for (const Chosen& chosen : mechanisms_of(options)) {
+    if (abilities(find_mechanism(chosen.name), sizes, settings_of(options, chosen))
+            .samples)
+      return true;
+    ++sizes.layer;
+  }
+  return false;
+}
+
 Transformer::Transformer(const TransformerOptions& options, const Inputs& inputs)
     : options_(options), inputs_(inputs) {
   const auto [ids, longest, cls, causal, predicts] = inputs;
@@ -336,14 +357,10 @@ Transformer::Transformer(const TransformerOptions& options, const Inputs& inputs
   const auto chosen = mechanisms_of(options);
   for (int64_t layer = 0; layer < options.layers; ++layer) {
     const Chosen& mine = chosen[static_cast<size_t>(layer)];
-    const Mechanism& row = find_mechanism(mine.name);
-    Value::Map settings =
-        options.preset.empty() ? Value::Map{} : preset(row, options.preset);
-    for (const auto& [name, value] : mine.settings)
-      settings.insert_or_assign(name, value);
     Sizes sizes = sizes_;
     sizes.layer = layer;
-    layers_.push_back(make_layer(row, settings, sizes));
+    layers_.push_back(
+        make_layer(find_mechanism(mine.name), settings_of(options, mine), sizes));
   }
   if (options.recurrent_memory) carry_ = carry_ | Carry::per_example;
   if (!shared_->empty()) register_module("shared", shared_);
@@ -403,13 +420,11 @@ void Transformer::check_memory(const Mechanism& row) const {
           " keeps something from batch to batch itself");
 }
 
-void Transformer::note(const Mechanism& row, const Abilities& can) {
-  require(can.carry == Carry::none || !options_.recompute,
-          "model.recompute: ", row.name,
-          " keeps something from batch to batch, which layers that are ",
-          "computed again do not");
-  carry_ = carry_ | can.carry;
-  samples_ = samples_ || can.samples;
+void Transformer::note_carry(const Mechanism& row, Carry carry) {
+  require(carry == Carry::none || !options_.recompute, "model.recompute: ", row.name,
+          " keeps something from batch to batch, which layers that are computed again ",
+          "do not");
+  carry_ = carry_ | carry;
 }
 
 Transformer::Layer Transformer::make_layer(const Mechanism& row,
@@ -435,7 +450,7 @@ Transformer::Layer Transformer::make_layer(const Mechanism& row,
           ", not in that of the tokens, which a model that foretells them needs");
   check_positions(row, can);
   check_memory(row);
-  note(row, can);
+  note_carry(row, can.carry);
   if (row.seam() != "stack") {
     require(row.seam() != "feed_forward", "model.attention: ", row.name,
             " is a feed_forward, but a layer needs an attention, a mixer or a stack");

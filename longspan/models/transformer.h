@@ -57,6 +57,9 @@ struct TransformerOptions {
 // The names of the options, without section. See there what each means.
 Fields fields(TransformerOptions& options);
 
+// Whether a layer draws the keys it meets where pass.sampling is set.
+bool draws_keys(const TransformerOptions& options);
+
 class Transformer : public torch::nn::Module {
  public:
   struct Inputs {
@@ -84,9 +87,8 @@ class Transformer : public torch::nn::Module {
   const Vocabulary& vocabulary() const { return *vocabulary_; }
   // What its layers keep from batch to batch.
   Carry carry() const { return carry_; }
+  bool samples() const { return draws_keys(options_); }
 
-  // Whether a layer draws the keys it meets.
-  bool samples() const { return samples_; }
  private:
   // A layer is one of the two.
   struct Layer {
@@ -102,7 +104,7 @@ class Transformer : public torch::nn::Module {
                    const Sizes& sizes);
   void check_memory() const;
   void check_memory(const Mechanism& row) const;
-  void note(const Mechanism& row, const Abilities& can);
+  void note_carry(const Mechanism& row, Carry carry);
   std::vector<torch::Tensor> shared_parameters() const;
   torch::Tensor embedded(const torch::Tensor& ids, const torch::Tensor& kinds,
                          Pass& pass);
@@ -124,7 +126,6 @@ class Transformer : public torch::nn::Module {
   Sizes sizes_;
   Carry carry_ = Carry::none;
   int64_t longest_ = 0;  // of what layers are given
-  bool samples_ = false;
   int64_t front_ = 0;    // learned tokens in front
   int64_t segment_ = 0;  // 0: the memory does not recur
   std::shared_ptr<Vocabulary> vocabulary_;

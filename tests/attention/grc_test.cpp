@@ -6,6 +6,7 @@
 #include "longspan/attention/projected.h"
 #include "longspan/base/tensor_file.h"
 #include "longspan/base/threads.h"
+#include "longspan/contract/subject.h"
 #include "tests/support/folder.h"
 #include "tests/support/mechanisms.h"
 
@@ -509,6 +510,15 @@ TEST(Grc, CanWhatItsAttentionCan) {
   EXPECT_FALSE(can("{attention: {name: ssa, windows: 1}}").samples);
   EXPECT_EQ(can("{attention: nystrom}").causal, Causal::never);
   EXPECT_FALSE(can("{attention: longformer}").positions);
+}
+
+// What the contract holds it by has something in it.
+TEST(Grc, HasACacheInTheContract) {
+  for (const bool causal : {false, true}) {
+    const Record carry =
+        Subject(catalogue::grc, {}).carried(pass_of(causal), /*examples=*/2);
+    EXPECT_TRUE(carry.get(kKept).abs().amax(1).gt(1e-2).all().item<bool>()) << causal;
+  }
 }
 
 TEST(Grc, TellsTheMemorysShareOfEveryHead) {
