@@ -4,32 +4,6 @@
 
 namespace longspan::cli {
 
-const std::array<ArenaColumn, kArenaColumns> kArenaTasks = {
-    {{"ListOps", "listops"},
-     {"Text", "text"},
-     {"Retrieval", "retrieval"},
-     {"Image", "image"},
-     {"Pathfinder", "pathfinder"},
-     {"Path-X", "pathx"}}};
-
-std::span<const ArenaRow> arena_rows() {
-  constexpr auto kFail = std::nullopt;
-  static constexpr ArenaRow kRows[] = {
-      {"Transformer", "dense", {36.37, 64.27, 57.46, 42.44, 71.40, kFail}},
-      {"Local Attention", "local", {15.82, 52.98, 53.39, 41.46, 66.63, kFail}},
-      {"Sparse Trans.", "sparse_fixed", {17.07, 63.58, 59.59, 44.24, 71.71, kFail}},
-      {"Longformer", "longformer", {35.63, 62.85, 56.89, 42.22, 69.71, kFail}},
-      {"Linformer", "linformer", {35.70, 53.94, 52.27, 38.56, 76.34, kFail}},
-      {"Reformer", "reformer", {37.27, 56.10, 53.40, 38.07, 68.50, kFail}},
-      {"Sinkhorn Trans.", "sinkhorn", {33.67, 61.20, 53.83, 41.23, 67.45, kFail}},
-      {"Synthesizer", "synthesizer", {36.99, 61.68, 54.67, 41.61, 69.45, kFail}},
-      {"BigBird", "bigbird", {36.05, 64.02, 59.29, 40.83, 74.87, kFail}},
-      {"Linear Trans.", "linear", {16.13, 65.90, 53.09, 42.34, 75.30, kFail}},
-      {"Performer", "performer", {18.01, 65.40, 53.82, 42.77, 77.05, kFail}},
-  };
-  return kRows;
-}
-
 namespace {
 
 struct Printed {

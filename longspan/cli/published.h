@@ -1,26 +1,11 @@
-// Numbers as papers print them.
+// Sizes and times as a paper prints them; accuracies are in report/published.h.
 
 #pragma once
 
-#include <array>
 #include <optional>
-#include <span>
 #include <string_view>
 
 namespace longspan::cli {
-
-// Accuracies in percent: table 1 of Tay et al. 2020, arXiv:2011.04006.
-struct ArenaColumn {
-  std::string_view name, task;  // as printed; as tasks are called here
-};
-inline constexpr size_t kArenaColumns = 6;
-extern const std::array<ArenaColumn, kArenaColumns> kArenaTasks;
-
-struct ArenaRow {
-  std::string_view name, mechanism;
-  std::array<std::optional<double>, kArenaColumns> accuracy;  // none: it did not learn
-};
-std::span<const ArenaRow> arena_rows();
 
 // Tables 8 to 10 of Brown et al. 2022, arXiv:2210.00640: sizes in MiB, milliseconds of
 // a sequence on two EPYC 7763, and of 32 on an A100.

@@ -2,9 +2,11 @@
 // 2018, arXiv:1805.08315; as in the Long Range Arena, Tay et al. 2020,
 // arXiv:2011.04006.
 //
-// The generator has the semantics of the one behind the Arena's images, with a seed.
-// One thing is its own: all dashes and markers are equally bright, so that brightness
-// tells nothing.
+// The generator grows curves as the one behind the Arena's images does, with a seed;
+// its images are its own. Nothing has a contrast of its own: curves and distractors are
+// drawn alike, so that brightness does not tell them apart (dashes thinner than a pixel
+// are dimmer than marks). A pixel's share of a dash goes by the distance of its middle,
+// not by a filter; and a curve keeps off the last dash of the other one, too.
 
 #pragma once
 

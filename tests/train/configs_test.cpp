@@ -129,6 +129,12 @@ TEST(Configs, HaveThePublishedSizes) {
   EXPECT_NEAR(mebibytes("wide/retrieval.yaml", "1 x 16", "wide/retrieval-shapes.yaml"),
               7.9, 0.1);
   EXPECT_NEAR(mebibytes("wide/listops.yaml", "1 x 48", "wide/shapes.yaml"), 108.4, 0.1);
+  EXPECT_NEAR(
+      mebibytes("wide/imdb-bytes.yaml", "sinkhorn wide", "wide/mechanisms.yaml"), 97.6,
+      0.1);
+  EXPECT_NEAR(mebibytes("wide/listops.yaml", "synthesizer wide",
+                        "wide/listops-mechanisms.yaml"),
+              178.9, 0.1);
 }
 
 // "4 x 8, 512/512/1024, cls, dropout 0.1 0.1": layers x heads, width of tokens, of all
