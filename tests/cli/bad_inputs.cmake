@@ -187,7 +187,7 @@ fails(1 "cannot read none/basic_train.tsv: there is no such file there" train -c
 set(images train --task.name cifar10 --data none --out ${never})
 fails(2 "train.schedule: cosine begins at step 5, but the training has only 3 steps; raise train.steps or give cosine another start"
       ${images} --train.schedule "[{name: cosine, start: 5}]" --train.steps 3)
-fails(2 "model.embedding, 128, is no multiple of model.heads, 3" ${images} --model.heads 3)
+fails(2 "model.embedding, 256, is no multiple of model.heads, 3" ${images} --model.heads 3)
 fails(2 "cannot go on with 2" train --out good --resume auto --data none --model.layers 2)
 fails(1 "cannot read none/test_batch.bin: there is no such file there" ${images})
 fails(1 "good holds a run already; --resume auto goes on with it, or choose another folder"
@@ -200,7 +200,7 @@ fails(1 "cannot make the folder small.yaml/run: Not a directory"
 fails(2 "--split.*tset.*train.*valid.*test" eval good --split tset)
 fails(1 "none is no run: it has no config.yaml" eval none)
 fails(1 "listops is no run: it has no config.yaml" predict listops "[MAX 1 2 ]")
-fails(1 "there is no text; give it as an argument, by --file or on standard input" predict good)
+fails(1 "there is no text to predict; give it as an argument, by --file or on standard input" predict good)
 fails(2 "give texts or --file, not both; got '.MAX 1 2 .' and rows.tsv" predict good "[MAX 1 2 ]" --file rows.tsv)
 fails(1 "text 2: ListOps: no token 'two'" predict good "[MAX 1 2 ]" "[MAX 1 two ]")
 fails(1 "cannot read listops: Is a directory" predict good --file listops)
@@ -311,7 +311,7 @@ fails(2 "task.valid and task.test must be files of tokens as well" ${text} ${ids
 fails(2 "task.tokens is words, but running/train.ids holds bytes" ${text} ${ids}
       --task.test running/test.ids --task.tokens words)
 fails(1 "running/text.txt is no file of tokens" ${text} ${ids} --task.test running/text.txt)
-shell("head -c 700 running/test.ids > cut.ids; cp running/test.ids flipped.ids; : > empty.txt
+shell("head -c -10 running/test.ids > cut.ids; cp running/test.ids flipped.ids; : > empty.txt
        printf '<doc id=1>' > open.txt; mkdir -p hollow; cp running/text.txt fake.xz; cp fake.xz fake.gz")
 flip(flipped.ids 40)
 fails(1 "cut.ids is damaged or cut off; write it again" ${text} ${ids} --task.test cut.ids)
