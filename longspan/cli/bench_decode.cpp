@@ -212,7 +212,8 @@ void add_bench_decode(CLI::App& bench) {
   auto* const verb = bench.add_subcommand(
       "decode",
       "language models that make one token at a time after a context: tokens a second, "
-      "how much slower than after the shortest context, the CPU time of all threads, and "
+      "how much slower than after the shortest context, the CPU time of all threads, "
+      "and "
       "the most bytes of the state");
   verb->footer(
       "The models are new, over bytes; each mechanism reads the context at once, then "

@@ -11,7 +11,9 @@
 
 namespace longspan {
 
-inline bool is_space(char byte) { return byte == ' ' || (byte >= '\t' && byte <= '\r'); }
+inline bool is_space(char byte) {
+  return byte == ' ' || (byte >= '\t' && byte <= '\r');
+}
 
 // Maps with words for keys, in which parts of a text are looked up.
 struct HashWord : std::hash<std::string_view> {
