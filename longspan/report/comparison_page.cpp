@@ -2,90 +2,29 @@
 
 #include <algorithm>
 #include <cmath>
-#include <exception>
 #include <iomanip>
 #include <map>
 #include <set>
 #include <sstream>
 
-#include "longspan/attention/settings.h"
 #include "longspan/base/words.h"
 #include "longspan/report/comparison_charts.h"
 #include "longspan/report/page.h"
-#include "longspan/report/picture.h"
+#include "longspan/report/pattern_gallery.h"
 #include "longspan/report/published.h"
 #include "longspan/report/svg_words.h"
 
 namespace longspan::report {
 namespace {
 
-std::string figure(const std::string& picture, const std::string& caption = "") {
-  std::string html = "<figure>" + picture;
-  if (!caption.empty()) html += "<figcaption>" + escaped(caption) + "</figcaption>";
-  return html + "</figure>\n";
+std::string figure(const std::string& picture) {
+  return "<figure>" + picture + "</figure>\n";
 }
 
 std::string fixed(double value, int digits) {
   std::ostringstream text;
   text << std::fixed << std::setprecision(digits) << value;
   return text.str();
-}
-
-// The settings of the mechanism, with those of a preset.
-Value::Map settings_of(const Mechanism& row, const Experiment& experiment) {
-  const Chosen chosen = Chosen::from(experiment.model.attention, "model.attention");
-  Value::Map settings = experiment.model.preset.empty()
-                            ? Value::Map{}
-                            : preset(row, experiment.model.preset);
-  for (const auto& [name, value] : chosen.settings)
-    settings.insert_or_assign(name, value);
-  return settings;
-}
-
-// The picture of a mechanism with its own settings, of all tokens of the task or of as
-// many as fit; empty where so few would not tell.
-std::string own_picture(const Mechanism& row, const Experiment& experiment,
-                        const Value::Map& settings) {
-  constexpr int64_t kLeast = 8, kMost = 128;
-  const int64_t longest = experiment.task.longest;
-  try {
-    if (longest >= kLeast && longest <= kMost)
-      return picture(row, {.tokens = longest, .settings = settings});
-    for (const int64_t tokens : {kMost / 4, kMost / 2, kMost})
-      if (tokens <= longest && tells(row, {.tokens = tokens, .settings = settings}))
-        return picture(row, {.tokens = tokens, .settings = settings});
-  } catch (const std::exception&) {  // settings of other heads, or by layer
-  }
-  return "";
-}
-
-std::string patterns(const Comparison& comparison) {
-  constexpr std::string_view kOnePanel = "viewBox=\"0 0 3";  // at most 399 pixels
-  std::set<std::string> drawn;
-  std::string html, wide;
-  for (const Contender& contender : comparison.contenders) {
-    if (!contender.is_judged()) continue;
-    const std::string name = contender.mechanism();
-    const Mechanism& row = find_mechanism(name);
-    const Value::Map settings = settings_of(row, contender.experiment);
-    if (!drawn.insert(name + Value(settings).text()).second) continue;
-    std::string drawing = own_picture(row, contender.experiment, settings),
-                caption = std::string(row.summary);
-    if (drawing.empty()) {
-      drawing = picture(row, {.tokens = tokens_that_tell(row)});
-      caption += "; not with the settings of " + contender.name() +
-                 ", which so few tokens would not show";
-    }
-    const std::string one =
-        figure(embedded(drawing, "who sees whom in " + name), caption);
-    (drawing.find(kOnePanel) == std::string::npos ? wide : html) += one;
-  }
-  if (html.empty() && wide.empty()) return "";
-  return paragraph(
-             "A row is a query, a column a key; drawn with the settings of the "
-             "entries, "
-             "in 4 heads, unless a caption says otherwise.") +
-         "<div class=\"gallery\">" + html + "</div>\n" + wide;
 }
 
 using Facts = std::vector<std::pair<std::string, std::string>>;
@@ -444,7 +383,7 @@ void add_sections(Page& page, const Comparison& comparison, const std::string& g
   std::string curves;
   for (const std::string& chart : curve_charts(comparison)) curves += figure(chart);
   add("Curves", curves);
-  add("Who sees whom", patterns(comparison));
+  add("Who sees whom", pattern_gallery(comparison));
   if (comparison.more_is_better()) {
     const Table papers = published_table(comparison);
     std::string beside = paragraph(settings_text(comparison));

@@ -8,6 +8,7 @@
 #include "longspan/report/comparison_charts.h"
 #include "longspan/report/comparison_page.h"
 #include "longspan/report/page.h"
+#include "longspan/report/pattern_gallery.h"
 #include "longspan/report/weights_page.h"
 #include "tests/support/folder.h"
 #include "tests/support/tensors.h"
@@ -256,6 +257,24 @@ TEST(Comparisons, KeepTasksApart) {
     EXPECT_EQ(times(page, "id=\"" + std::string(id) + '"'), 1) << id;
   EXPECT_TRUE(has(text, "## cifar10: Results"));
   EXPECT_EQ(run_table(comparisons).rows.size(), 4u);
+}
+
+// Who sees whom is drawn as the entries are: with their settings where these fit.
+TEST(Comparisons, DrawTheSettingsOfTheEntries) {
+  const Folder folder;
+  const auto drawn = [&](const char* name, const char* attention, int64_t longest) {
+    RunFiles run = run_files(1, 8, 1, 0.5);
+    run.experiment.task.longest = longest;
+    run.experiment.model.attention = Value::parse(attention);
+    run.write(folder / name);
+    return pattern_gallery(read_comparisons({folder / name})[0]);
+  };
+  constexpr const char* kOther = "not with the settings of";
+  const std::string narrow = drawn("narrow", "{name: sliding, window: 6}", 2000);
+  EXPECT_TRUE(has(narrow, "window%3A%206") || has(narrow, "window:%206")) << narrow;
+  EXPECT_FALSE(has(narrow, kOther));
+  EXPECT_FALSE(has(drawn("whole", "{name: sliding, window: 500}", 60), kOther));
+  EXPECT_TRUE(has(drawn("wider", "{name: sliding, window: 500}", 2000), kOther));
 }
 
 // Words in place of bytes, or fewer of them, are answers to the same questions.
