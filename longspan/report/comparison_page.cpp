@@ -471,8 +471,11 @@ void add_markdown(std::ostream& text, const Comparison& comparison,
   }
   add("Wide against deep", depth_table(comparison));
   const Table papers = published_table(comparison);
-  add("Published numbers", papers);
-  if (comparison.more_is_better()) text << settings_text(comparison) << "\n\n";
+  const std::string beside =
+      comparison.more_is_better() ? settings_text(comparison) : "";
+  if (!beside.empty()) head("Published numbers");
+  if (!papers.rows.empty()) text << as_markdown(papers) << '\n';
+  if (!beside.empty()) text << beside << "\n\n";
   if (!papers.rows.empty()) text << sources_text() << "\n\n";
   const auto [common, differing] = configuration(comparison);
   const auto add_facts = [&](const char* heading, const Facts& facts) {
