@@ -49,8 +49,8 @@ class Subject {
   // Gives a context of `keys` tokens; an Attention has its keys from inputs().
   void add_context(Pass& pass, int64_t examples, int64_t keys) const;
 
-  // What the mechanism carries after some batches, which are always the same. What is of
-  // the model is as training left it.
+  // What the mechanism carries after some batches, which are always the same. What is
+  // of the model is as training left it.
   Record carried(const Pass& pass, int64_t examples) const;
 
   // A mechanism with a second stream or a carry is given one, unless `pass` has it.
