@@ -54,6 +54,9 @@ class Dataset {
   // Another number for other examples or another order of them.
   virtual uint32_t fingerprint() const = 0;
 
+  // What takes long before the first batch is done now.
+  virtual void prepare() const {}
+
   int64_t longest() const;
   virtual int64_t cut() const { return 0; }  // how many were longer than allowed
 };

@@ -26,6 +26,7 @@ class PathfinderImages final : public Dataset {
     return images().batch(numbers, options);
   }
   uint32_t fingerprint() const override;  // by a few of them
+  void prepare() const override { images(); }
 
   const Images& images() const;
 

@@ -239,6 +239,9 @@ RunResult run_experiment(Experiment experiment, const RunOptions& run) {
   outline.reset();
   if (!known) model = make_model(experiment, task);
   const auto objective = model.objective(task);
+  // No part of the time of training.
+  for (const char* const split : {"train", "valid", "test"})
+    task.split(split).prepare();
   RunOptions prepared = run;
   prepared.begin = [&] { write_options(experiment, task, run); };
   RunResult result{.training = train(*objective, experiment.train, prepared),
