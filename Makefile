@@ -6,8 +6,8 @@ longspan = build/release/longspan
 
 .PHONY: demo test configure packages
 
-# Makes data, trains ten small models on it side by side for a minute and a half, and writes a
-# report of them.
+# Makes data, trains ten small models on it side by side for little more than a minute, and
+# writes a report of them.
 demo: configure
 	cmake --build --preset release --target longspan_program
 	rm -rf build/demo
