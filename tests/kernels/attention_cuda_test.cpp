@@ -610,21 +610,6 @@ TEST_F(AttentionOnCuda, TakesGradientsHoweverTheyCome) {
     }
 }
 
-// So many that the last few pieces of work are cut for all multiprocessors.
-TEST_F(AttentionOnCuda, TakesHeadsThatDoNotFillTheLastRound) {
-  for (const int64_t width : {64, 128})
-    for (const int64_t heads : {11, 34, 67}) {
-      SCOPED_TRACE(std::to_string(heads) + " heads of " + std::to_string(width));
-      expect_exact(call_of({.examples = 2,
-                            .heads = heads,
-                            .queries = 512,
-                            .keys = 512,
-                            .width = width,
-                            .value_width = width},
-                           torch::kBFloat16));
-    }
-}
-
 // So far that the step from one to the next is none that the kernels gather by.
 TEST_F(AttentionOnCuda, TakesGradientsWhoseRowsLieFarApart) {
   constexpr int64_t kQueries = 2, kStep = int64_t{1} << 30;

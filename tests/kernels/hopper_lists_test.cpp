@@ -292,53 +292,6 @@ TEST(HopperLists, CutWhatIsLongUnlessThereIsMuchElse) {
     }
 }
 
-// Of even lists the last round may be for few multiprocessors: its pieces are cut, and
-// their parts take the places of the last whole pieces, head by head.
-TEST(HopperLists, CutTheLastRoundOfEvenPiecesForAllMultiprocessors) {
-  constexpr int64_t kMultiprocessors = 132;
-  const Layout layout(1024, 1024);
-  for (const HopperStep step : kSteps)
-    for (const bool wide : {false, true}) {
-      const auto one = hopper_lists(step, wide, false, layout, 1, 1000);
-      const int64_t of_head = one.piece_count, heads = 2 * kMultiprocessors / of_head + 1;
-      const auto lists = hopper_lists(step, wide, false, layout, 1, heads);
-      const int64_t left = of_head * heads % kMultiprocessors;
-      ASSERT_TRUE(lists.is_even && left > 0 && left <= of_head);
-      EXPECT_EQ(lists.piece_count, of_head);
-      EXPECT_EQ(lists.parts, 0);
-      EXPECT_EQ(lists.tail_replaces, left);
-      ASSERT_EQ(lists.tail_cuts, left);
-      ASSERT_EQ(std::ssize(lists.cuts), left);
-      ASSERT_EQ(std::ssize(lists.pieces), of_head + lists.tail_pieces);
-      EXPECT_EQ(lists.tail_parts, lists.tail_pieces);
-      EXPECT_LE(lists.tail_pieces, kMultiprocessors);
-      int32_t next = 0;
-      for (int64_t i = 0; i < left; ++i) {
-        const HopperPiece& whole = lists.pieces[of_head - left + i];
-        const HopperCut& cut = lists.cuts[i];
-        EXPECT_EQ(cut.head, heads - 1);
-        EXPECT_EQ(cut.first, next);
-        EXPECT_GT(cut.count, 1);
-        EXPECT_TRUE(std::ranges::equal(cut.tiles, whole.tiles));
-        int32_t at = whole.first;
-        for (int32_t part = 0; part < cut.count; ++part, ++next) {
-          const HopperPiece& piece = lists.pieces[of_head + next];
-          EXPECT_TRUE(std::ranges::equal(piece.tiles, whole.tiles));
-          EXPECT_EQ(piece.head, heads - 1);
-          EXPECT_EQ(piece.part, next);
-          EXPECT_EQ(piece.first, at);
-          EXPECT_GT(piece.end, at);
-          at = piece.end;
-        }
-        EXPECT_EQ(at, whole.end);
-      }
-      EXPECT_EQ(next, lists.tail_parts);
-      // Nothing is left over, much is, or there are many rounds.
-      for (const int64_t other : {kMultiprocessors, 1000 * heads})
-        EXPECT_EQ(hopper_lists(step, wide, false, layout, 1, other).tail_cuts, 0);
-    }
-}
-
 TEST(HopperLists, AreEvenWhereAllPiecesAreEquallyLong) {
   for (const HopperStep step : kSteps) {
     EXPECT_TRUE(hopper_lists(step, false, false, Layout(768, 768), 1, 1).is_even);

@@ -33,8 +33,7 @@ struct HopperPiece {
   int32_t tiles[3] = {-1, -1, -1};  // of own rows, one for each group; -1: none
   int32_t first = -1, end = -1;     // entries; a first of -1: no piece
   int32_t part = -1;  // where its result goes among the parts; -1: it is the result
-  int32_t head = -1;  // of all examples', where the piece is of the tail
-  int32_t unused = 0;
+  int32_t unused[2] = {};
 };
 
 struct HopperEntry {
@@ -48,8 +47,7 @@ struct HopperEntry {
 struct HopperCut {
   int32_t tiles[3] = {-1, -1, -1};
   int32_t first = 0, count = 0;  // parts; a count of 0: no cut
-  int32_t head = -1;             // as of a piece
-  int32_t unused[2] = {};
+  int32_t unused[3] = {};
 };
 
 // In device memory, aligned to 16 bytes.
@@ -64,10 +62,6 @@ struct HopperLists {
   int32_t piece_count = 0, cut_count = 0;
   int32_t parts = 0;     // of one head
   bool is_even = false;  // all pieces are equally long
-  // Where lists are even and nothing is cut, the last pieces of all heads may be cut
-  // all the same, so that no multiprocessor waits long for others at the end: these
-  // pieces, cuts and parts, after those of the patterns, replace so many whole ones.
-  int32_t tail_replaces = 0, tail_pieces = 0, tail_cuts = 0, tail_parts = 0;
 };
 
 // Places are rounded up to a multiple of this in all arrays by place.

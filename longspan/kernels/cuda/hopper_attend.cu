@@ -485,15 +485,20 @@ template <class Number, int kWidth, int kGroups>
 __global__ void __launch_bounds__(kGroups * 128)
     merge_attended(const __grid_constant__ AttendArguments a) {
 #ifdef LONGSPAN_ON_HOPPER
-  const FoundCut found(a.work);
-  const HopperCut& cut = *found.cut;
-  const int example = found.example, inner_head = found.head;
+  const int head = blockIdx.y, example = head / a.work.heads,
+            inner_head = head - example * a.work.heads;
+  const int pattern =
+      a.work.lists
+          .pattern[(a.work.lists.examples == 1 ? 0 : example * a.work.lists.heads) +
+                   (a.work.lists.heads == 1 ? 0 : inner_head)];
+  const HopperCut& cut =
+      a.work.lists
+          .cuts[pattern * a.work.lists.cut_count + static_cast<int>(blockIdx.x)];
   const int group = threadIdx.x >> 7, t = threadIdx.x & 127, lane = t & 31;
   const int row = (t >> 5) * 16 + (lane >> 2), tile = cut.tiles[group];
   if (cut.count == 0 || tile < 0) return;
   const auto part = [&](int i) {
-    return (static_cast<size_t>(found.number) * a.work.lists.parts + cut.first + i) *
-               kGroups +
+    return (static_cast<size_t>(head) * a.work.lists.parts + cut.first + i) * kGroups +
            group;
   };
   float most[2] = {-INFINITY, -INFINITY}, sums[2] = {0, 0};
@@ -563,9 +568,9 @@ int launch_attend(const HopperAttend& task, const AttendArguments& a, Stream str
              a.work.items, kAtOnce, kThreads<kGroups>,
              AttendPlan<kWidth, kGroups, kKeys, kStages, kMode>::kBytes, stream, q_map,
              k_map, v_map, a);
-  const dim3 cuts = cuts_of(a.work);
-  if (error != 0 || cuts.x == 0) return error;
-  merge_attended<Number, kWidth, kGroups><<<cuts, kGroups * 128, 0, stream>>>(a);
+  if (error != 0 || task.lists.cut_count == 0) return error;
+  merge_attended<Number, kWidth, kGroups>
+      <<<dim3(task.lists.cut_count, a.work.all_heads), kGroups * 128, 0, stream>>>(a);
   return cudaGetLastError();
 }
 
@@ -741,8 +746,8 @@ int hopper_places(const HopperAttention& given, Stream stream) {
 HopperParts hopper_part_numbers(HopperStep step, const HopperAttention& given,
                                 const HopperLists& lists) {
   const bool wide = hopper::is_wide(given);
-  const int64_t parts = given.examples * given.heads * lists.parts + lists.tail_parts,
-                rows = parts * hopper_shape(step, lists.kernel, wide).groups * 64;
+  const int64_t rows = given.examples * given.heads * lists.parts *
+                       hopper_shape(step, lists.kernel, wide).groups * 64;
   return {rows * (wide ? 128 : 64), rows * 2};
 }
 

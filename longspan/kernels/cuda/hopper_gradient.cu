@@ -866,8 +866,13 @@ __global__ void __launch_bounds__(kGroups * 128)
     merge_slopes(const float* parts, Work work, Numbers rows, int32_t count, Operand to,
                  float factor) {
 #ifdef LONGSPAN_ON_HOPPER
-  const FoundCut found(work);
-  const HopperCut& cut = *found.cut;
+  const int head = blockIdx.y, example = head / work.heads,
+            inner_head = head - example * work.heads;
+  const int pattern =
+      work.lists.pattern[(work.lists.examples == 1 ? 0 : example * work.lists.heads) +
+                         (work.lists.heads == 1 ? 0 : inner_head)];
+  const HopperCut& cut =
+      work.lists.cuts[pattern * work.lists.cut_count + static_cast<int>(blockIdx.x)];
   const int group = threadIdx.x >> 7, t = threadIdx.x & 127, lane = t & 31;
   const int tile = cut.tiles[group];
   if (cut.count == 0 || tile < 0) return;
@@ -875,18 +880,16 @@ __global__ void __launch_bounds__(kGroups * 128)
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int place = tile * 64 + (t >> 5) * 16 + (lane >> 2) + half * 8;
-    const int row = place < count ? rows.of(found.example, found.head, place) : -1;
+    const int row = place < count ? rows.of(example, inner_head, place) : -1;
     to_rows[half] =
-        row < 0 ? nullptr
-                : to.at(found.example, found.head) + row * to.row + (lane & 3) * 4;
+        row < 0 ? nullptr : to.at(example, inner_head) + row * to.row + (lane & 3) * 4;
   }
 #pragma unroll
   for (int j = 0; j < kWidth / 8; ++j) {
     float4 sum = {0, 0, 0, 0};
     for (int i = 0; i < cut.count; ++i) {
       const size_t part =
-          (static_cast<size_t>(found.number) * work.lists.parts + cut.first + i) *
-              kGroups +
+          (static_cast<size_t>(head) * work.lists.parts + cut.first + i) * kGroups +
           group;
       const float4 some =
           reinterpret_cast<const float4*>(parts)[(part * (kWidth / 8) + j) * 128 + t];
@@ -976,10 +979,10 @@ int launch_slopes(Kernel kernel, const HopperAttention& given,
 template <class Number, int kWidth, int kGroups>
 int merge(const float* parts, const Work& work, const Numbers& rows, int32_t count,
           const Operand& to, float factor, Stream stream) {
-  const dim3 cuts = cuts_of(work);
-  if (cuts.x == 0) return cudaSuccess;
+  if (work.lists.cut_count == 0) return cudaSuccess;
   merge_slopes<Number, kWidth, kGroups>
-      <<<cuts, kGroups * 128, 0, stream>>>(parts, work, rows, count, to, factor);
+      <<<dim3(work.lists.cut_count, work.all_heads), kGroups * 128, 0, stream>>>(
+          parts, work, rows, count, to, factor);
   return cudaGetLastError();
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
 #include <tuple>
 
 namespace longspan::cuda {
@@ -218,61 +217,7 @@ bool share_entries(const HopperShape& shape, std::span<const HopperTiles> patter
 struct Strip {
   std::array<int32_t, 3> tiles = {-1, -1, -1};
   int64_t first = 0, end = 0;
-
-  int64_t length() const { return end - first; }
 };
-
-// The pieces of a strip in parts of `length` entries, numbered from `part` on, and its
-// cut; one piece and no cut where it is no longer.
-struct Parts {
-  std::vector<HopperPiece> pieces;
-  std::optional<HopperCut> cut;
-
-  Parts(const Strip& strip, int64_t length, int32_t part, int32_t head = -1) {
-    const int64_t count = std::max<int64_t>((strip.length() + length - 1) / length, 1);
-    HopperPiece piece;
-    std::ranges::copy(strip.tiles, piece.tiles);
-    piece.head = head;
-    for (int64_t i = 0; i < count; ++i) {
-      const auto at = [&](int64_t number) {
-        return static_cast<int32_t>(std::min(strip.first + number * length, strip.end));
-      };
-      piece.first = at(i);
-      piece.end = at(i + 1);
-      piece.part = count > 1 ? part + static_cast<int32_t>(i) : -1;
-      pieces.push_back(piece);
-    }
-    if (count == 1) return;
-    cut.emplace();
-    std::ranges::copy(strip.tiles, cut->tiles);
-    cut->first = part;
-    cut->count = static_cast<int32_t>(count);
-    cut->head = head;
-  }
-};
-
-// Of even lists the last round of pieces may be for a few multiprocessors only: then
-// its pieces are cut for all.
-void cut_tail(HopperHostLists& lists, std::span<const Strip> strips, int64_t heads,
-              int64_t at_once) {
-  constexpr int64_t kManyRounds = 64;  // of which the last matters little
-  const auto of_head = static_cast<int64_t>(strips.size());
-  const int64_t rounds = of_head * heads / at_once, left = of_head * heads % at_once;
-  if (rounds < 1 || rounds > kManyRounds || left == 0 || 2 * left > at_once) return;
-  const int64_t length = strips.front().length(),
-                step = (length + at_once / left - 1) / (at_once / left);
-  if (step >= length) return;
-  for (int64_t i = of_head * heads - left; i < of_head * heads; ++i) {
-    const Parts parts(strips[i % of_head], step, lists.tail_parts,
-                      static_cast<int32_t>(i / of_head));
-    lists.pieces.insert(lists.pieces.end(), parts.pieces.begin(), parts.pieces.end());
-    lists.cuts.push_back(*parts.cut);
-    lists.tail_parts += parts.cut->count;
-  }
-  lists.tail_replaces = static_cast<int32_t>(left);
-  lists.tail_pieces = lists.tail_parts;
-  lists.tail_cuts = static_cast<int32_t>(left);
-}
 
 }  // namespace
 
@@ -283,10 +228,6 @@ HopperLists HopperHostLists::sizes() const {
   lists.cut_count = cut_count;
   lists.parts = parts;
   lists.is_even = is_even;
-  lists.tail_replaces = tail_replaces;
-  lists.tail_pieces = tail_pieces;
-  lists.tail_cuts = tail_cuts;
-  lists.tail_parts = tail_parts;
   return lists;
 }
 
@@ -367,7 +308,7 @@ HopperHostLists hopper_lists(HopperStep step, HopperKernel kernel, bool wide,
       strip.first = static_cast<int64_t>(lists.entries.size());
       lists.entries.insert(lists.entries.end(), entries.begin(), entries.end());
       strip.end = static_cast<int64_t>(lists.entries.size());
-      const int64_t length = strip.length();
+      const int64_t length = strip.end - strip.first;
       all += length * heads[p];
       longest = std::max(longest, length);
       shortest = shortest < 0 ? length : std::min(shortest, length);
@@ -384,13 +325,26 @@ HopperHostLists hopper_lists(HopperStep step, HopperKernel kernel, bool wide,
   for (size_t p = 0; p < patterns.size(); ++p) {
     int32_t parts = 0;
     for (const Strip& strip : strips[p]) {
-      const int64_t count = std::max<int64_t>((strip.length() + most - 1) / most, 1);
-      const Parts of_strip(
-          strip, std::max<int64_t>((strip.length() + count - 1) / count, 1), parts);
-      pieces[p].insert(pieces[p].end(), of_strip.pieces.begin(), of_strip.pieces.end());
-      if (!of_strip.cut) continue;
-      cuts[p].push_back(*of_strip.cut);
-      parts += of_strip.cut->count;
+      const int64_t length = strip.end - strip.first;
+      const int64_t count = std::max<int64_t>((length + most - 1) / most, 1);
+      const int64_t step_length = (length + count - 1) / count;
+      HopperPiece piece;
+      std::copy(strip.tiles.begin(), strip.tiles.end(), piece.tiles);
+      if (count > 1) {
+        HopperCut cut;
+        std::copy(strip.tiles.begin(), strip.tiles.end(), cut.tiles);
+        cut.first = parts;
+        cut.count = static_cast<int32_t>(count);
+        cuts[p].push_back(cut);
+      }
+      for (int64_t i = 0; i < count; ++i) {
+        piece.first =
+            static_cast<int32_t>(std::min(strip.first + i * step_length, strip.end));
+        piece.end = static_cast<int32_t>(
+            std::min(strip.first + (i + 1) * step_length, strip.end));
+        piece.part = count > 1 ? parts++ : -1;
+        pieces[p].push_back(piece);
+      }
     }
     std::stable_sort(pieces[p].begin(), pieces[p].end(),
                      [](const HopperPiece& a, const HopperPiece& b) {
@@ -407,8 +361,6 @@ HopperHostLists hopper_lists(HopperStep step, HopperKernel kernel, bool wide,
     lists.pieces.insert(lists.pieces.end(), pieces[p].begin(), pieces[p].end());
     lists.cuts.insert(lists.cuts.end(), cuts[p].begin(), cuts[p].end());
   }
-  if (lists.is_even && patterns.size() == 1)
-    cut_tail(lists, strips[0], heads[0], kMultiprocessors * shape.at_once);
   return lists;
 }
 

@@ -31,7 +31,6 @@ struct HopperHostLists {
   std::vector<HopperCut> cuts;
   int32_t piece_count = 0, cut_count = 0, parts = 0;
   bool is_even = false;
-  int32_t tail_replaces = 0, tail_pieces = 0, tail_cuts = 0, tail_parts = 0;
 
   // All but pointers and `pattern`.
   HopperLists sizes() const;

@@ -93,8 +93,8 @@ struct Work {
   int32_t heads, all_heads;  // of an example, of all
   int32_t heads_at_once;     // whose tiles stay in the L2 cache together
   Divisor by_heads, by_round, by_heads_at_once, by_last_heads;
-  int32_t items, tail_first;  // the first item of the tail
-  int32_t queries, keys;      // places
+  int32_t items;
+  int32_t queries, keys;  // places
   int32_t padded_queries, padded_keys;
   int32_t first;  // position of query 0
 };
@@ -132,32 +132,23 @@ struct Item {
   int first, end, part;
 };
 
-__device__ __forceinline__ int pattern_of(const HopperLists& lists, int example,
-                                          int head) {
-  return __ldg(lists.pattern + (lists.examples == 1 ? 0 : example * lists.heads) +
-               (lists.heads == 1 ? 0 : head));
-}
-
 // False where the head has no such piece.
 __device__ __forceinline__ bool find(const Work& work, int number, Item& item) {
-  int at;  // of the piece
-  if (number >= work.tail_first) {
-    at = work.lists.piece_count + number - work.tail_first;
-    item.number = __ldg(&work.lists.pieces[at].head);
-  } else {
-    const int all = work.lists.piece_count * work.heads_at_once;
-    const int round = work.by_round(number), rest = number - round * all;
-    const int before = round * work.heads_at_once;
-    const int together = min(work.heads_at_once, work.all_heads - before);
-    at = together == work.heads_at_once ? work.by_heads_at_once(rest)
-                                        : work.by_last_heads(rest);
-    item.number = before + rest - at * together;
-  }
+  const int all = work.lists.piece_count * work.heads_at_once;
+  const int round = work.by_round(number), rest = number - round * all;
+  const int before = round * work.heads_at_once;
+  const int together = min(work.heads_at_once, work.all_heads - before);
+  const int piece = together == work.heads_at_once ? work.by_heads_at_once(rest)
+                                                   : work.by_last_heads(rest);
+  item.number = before + rest - piece * together;
   item.example = work.by_heads(item.number);
   item.head = item.number - item.example * work.heads;
-  if (number < work.tail_first)
-    at += work.lists.piece_count * pattern_of(work.lists, item.example, item.head);
-  const int4* const found = reinterpret_cast<const int4*>(work.lists.pieces + at);
+  const int pattern =
+      __ldg(work.lists.pattern +
+            (work.lists.examples == 1 ? 0 : item.example * work.lists.heads) +
+            (work.lists.heads == 1 ? 0 : item.head));
+  const int4* const found = reinterpret_cast<const int4*>(
+      work.lists.pieces + pattern * work.lists.piece_count + piece);
   const int4 tiles = __ldg(found), rest_of_it = __ldg(found + 1);
   item.tiles[0] = tiles.x;
   item.tiles[1] = tiles.y;
@@ -167,21 +158,6 @@ __device__ __forceinline__ bool find(const Work& work, int number, Item& item) {
   item.part = rest_of_it.y;
   return item.first >= 0;
 }
-
-// A cut whose parts a block of threads puts together, and whose they are.
-struct FoundCut {
-  const HopperCut* cut;
-  int number, example, head;
-
-  __device__ __forceinline__ explicit FoundCut(const Work& work) {
-    const HopperLists& lists = work.lists;
-    cut = lists.cuts + static_cast<int>(blockIdx.x);
-    number = lists.tail_cuts > 0 ? cut->head : static_cast<int>(blockIdx.y);
-    example = number / work.heads;
-    head = number - example * work.heads;
-    if (lists.tail_cuts == 0) cut += lists.cut_count * pattern_of(lists, example, head);
-  }
-};
 
 // left: how many entries there are; in other modes than kRows whether there are any.
 __device__ __forceinline__ void tell(uint32_t slot, const Item& item, int left) {
@@ -601,11 +577,10 @@ inline Work work_of(const HopperAttention& given, const HopperLists& lists,
   work.all_heads = static_cast<int32_t>(given.examples * given.heads);
   const auto most_heads = static_cast<int32_t>(std::clamp<int64_t>(
       lists.is_even ? 1 : kCache / std::max<int64_t>(bytes, 1), 1, work.all_heads));
-  // As many in the last round as in the others, or short rounds end in few long pieces.
+  // As many in the last round as in the others: few would end in few long pieces.
   const int32_t rounds = (work.all_heads + most_heads - 1) / most_heads;
   work.heads_at_once = (work.all_heads + rounds - 1) / rounds;
-  work.tail_first = work.all_heads * lists.piece_count - lists.tail_replaces;
-  work.items = work.tail_first + lists.tail_pieces;
+  work.items = work.all_heads * lists.piece_count;
   const int32_t last_heads = work.all_heads % work.heads_at_once;
   work.by_heads = Divisor::of(work.heads);
   work.by_round = Divisor::of(
@@ -618,13 +593,6 @@ inline Work work_of(const HopperAttention& given, const HopperLists& lists,
   work.padded_keys = static_cast<int32_t>(hopper_padded(given.key_places));
   work.first = given.first;
   return work;
-}
-
-// The blocks that put parts together; none where nothing is cut.
-inline dim3 cuts_of(const Work& work) {
-  if (work.lists.tail_cuts > 0) return {static_cast<unsigned>(work.lists.tail_cuts), 1};
-  return {static_cast<unsigned>(work.lists.cut_count),
-          static_cast<unsigned>(work.all_heads)};
 }
 
 // Launches as many blocks as run at once.
