@@ -374,8 +374,8 @@ TEST(LargestPlaces, AreThoseOfTheFirstOfEqualLargest) {
   const Tensor keep = torch::tensor({true, true, true, true, false}).view({1, 1, 5});
   const std::vector<Span> spans = {{0, 3}, {1, 5}, {2, 2}, {4, 5}};
   const Tensor expected = torch::tensor({1, 2, 1, 2, -1, -1, -1, -1}, torch::kInt);
-  EXPECT_TRUE(largest_places({.x = x, .keep = keep}, spans)
-                  .equal(expected.view({1, 1, 4, 2})));
+  EXPECT_TRUE(
+      largest_places({.x = x, .keep = keep}, spans).equal(expected.view({1, 1, 4, 2})));
   EXPECT_TRUE(largest_places({.x = x}, {{3, 5}})
                   .equal(torch::tensor({4, 4}, torch::kInt).view({1, 1, 1, 2})));
 }

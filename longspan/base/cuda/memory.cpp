@@ -12,7 +12,13 @@ c10::DeviceIndex index_of(torch::Device device) {
   return device.has_index() ? device.index() : c10::cuda::current_device();
 }
 
-const auto& tensor_bytes(const auto& stats) { return stats.allocated_bytes[0]; }
+// What was asked for: a tensor may be given a larger block that happened to be free.
+const auto& tensor_bytes(const auto& stats) {
+  if constexpr (requires { stats.requested_bytes; })
+    return stats.requested_bytes[0];
+  else  // LibTorch before 2.1
+    return stats.allocated_bytes[0];
+}
 
 }  // namespace
 

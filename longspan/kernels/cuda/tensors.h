@@ -34,8 +34,8 @@ Rows<Number> row_numbers(const torch::Tensor& x) {
 // copy.
 torch::Tensor aligned(const torch::Tensor& x);
 
-// x [.., n, c] whose rows lie apart, but none so far from the next that kernels could not
-// count the bytes: itself, or a copy.
+// x [.., n, c] whose rows lie apart, but none so far from the next that kernels could
+// not count the bytes: itself, or a copy.
 torch::Tensor spaced(const torch::Tensor& x);
 
 // What integers must be within; those beyond an end are refused, or cut to it.
