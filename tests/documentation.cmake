@@ -12,6 +12,7 @@ foreach(file IN LISTS example_files)
   string(APPEND examples "${text}\n")
 endforeach()
 set(ran 0)
+set(once "")
 
 # Every page has a folder of its own with what its commands find on a user's disk.
 function(prepare_folder folder)
@@ -55,6 +56,7 @@ foreach(page IN LISTS pages)
           string(REGEX REPLACE "--(train|valid|test) [0-9]+" "--\\1 20" line "${line}")
           string(REGEX REPLACE "--lengths [0-9,]+" "--lengths 64,128" line "${line}")
           string(REGEX REPLACE "--contexts [0-9,]+" "--contexts 16,64" line "${line}")
+          string(REGEX REPLACE "--turns [0-9]+" "--turns 1" line "${line}")
           string(REPLACE "--device cuda" "" line "${line}")
           if(line MATCHES "^ arena")  # of data that only a user has
             string(APPEND line " --dump-config")
@@ -66,6 +68,12 @@ foreach(page IN LISTS pages)
         endif()
         string(REPLACE "<open>" "[" line "${line}")
         string(REPLACE "<close>" "]" line "${line}")
+        if(line IN_LIST once)
+          continue()
+        endif()
+        if(line MATCHES "^ (list|info|check|bench) ")  # leaves nothing behind
+          list(APPEND once "${line}")
+        endif()
         separate_arguments(words UNIX_COMMAND "${line}")
         execute_process(COMMAND ${PROGRAM} ${words} RESULT_VARIABLE result
                         WORKING_DIRECTORY ${here}
