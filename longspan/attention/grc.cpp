@@ -33,6 +33,7 @@
 #include "longspan/kernels/activation.h"
 #include "longspan/kernels/block_attention.h"
 #include "longspan/kernels/layer_norm.h"
+#include "longspan/kernels/recompute.h"
 
 namespace longspan {
 namespace {
@@ -264,8 +265,8 @@ class Grc final : public Mixer {
     if (pass.mask.causal) {
       if (!writes) return cache;
       if (const Tensor before = carried(kTokens); before.defined())
-        cache = mean(renewed(before.to(source.scalar_type()), cache, form),
-                     carried(kHeard), form);
+        cache = renewed_mean(before.to(source.scalar_type()), cache, carried(kHeard),
+                             source.size(0), form);
       write(kCache, cache.squeeze(0));
       write(kTokens, resized(source.detach(), real, slots, form));
       write(kHeard,
@@ -276,7 +277,7 @@ class Grc final : public Mixer {
     }
     if (!writes && !own_) return cache;
     const Tensor own = renewed(resized(source, real, slots, form), cache, form);
-    const Tensor all = mean(own, heard, form);
+    const Tensor all = mean(own, heard, cache, form);
     if (writes) write(kCache, all.squeeze(0));
     return own_ ? own : all;
   }
@@ -318,23 +319,63 @@ class Grc final : public Mixer {
     return torch::stack(all);
   }
 
-  // The mean [1, slots, width] over the examples where `heard` [B], all if undefined.
-  static Tensor mean(const Tensor& caches, const Tensor& heard, Fast) {
+  // The mean [1, slots, width] over the examples where `heard` [B], all if undefined;
+  // `before` where that is none.
+  static Tensor mean(const Tensor& caches, const Tensor& heard, const Tensor& before,
+                     Fast) {
     const int64_t slots = caches.size(1), width = caches.size(2);
-    if (caches.size(0) == 1) return caches;
     if (!heard.defined())
-      return longspan::sum_to(caches, {1, slots, width}) /
-             static_cast<double>(caches.size(0));
-    const Tensor counts = heard.to(torch::kDouble);
-    const Tensor weights =
-        (counts / counts.sum().clamp_min(1)).to(caches.scalar_type());
-    return longspan::sum_to(caches * weights.view({-1, 1, 1}), {1, slots, width});
+      return caches.size(0) == 1 ? caches
+                                 : longspan::sum_to(caches, {1, slots, width}) /
+                                       static_cast<double>(caches.size(0));
+    const Tensor all = longspan::sum_to(caches * shares_of(heard, caches.scalar_type()),
+                                        {1, slots, width});
+    return torch::where(heard.any(), all, before);
   }
 
-  static Tensor mean(const Tensor& caches, const Tensor& heard, Defined) {
+  static Tensor mean(const Tensor& caches, const Tensor& heard, const Tensor& before,
+                     Defined) {
     if (!heard.defined()) return caches.mean(0, /*keepdim=*/true);
-    return heard.any().item<bool>() ? caches.index({heard}).mean(0, true)
-                                    : torch::zeros_like(caches.slice(0, 0, 1));
+    return heard.any().item<bool>() ? caches.index({heard}).mean(0, true) : before;
+  }
+
+  // What each example is of the mean, [B, 1, 1].
+  static Tensor shares_of(const Tensor& heard, torch::Dtype type) {
+    const Tensor counts = heard.to(torch::kDouble);
+    return (counts / counts.sum().clamp_min(1)).to(type).view({-1, 1, 1});
+  }
+
+  // mean(renewed(tokens, cache), heard, cache). More examples than `at_once`, as where
+  // those of a step come in several passes, are taken so many at a time, and again for
+  // the gradients, so that they take no more memory than one pass.
+  Tensor renewed_mean(const Tensor& tokens, const Tensor& cache, const Tensor& heard,
+                      int64_t at_once, Fast form) const {
+    if (tokens.size(0) <= at_once)
+      return mean(renewed(tokens, cache, form), heard, cache, form);
+    std::vector<Tensor> parameters;
+    for (const Linear& map : {update_, reset_, candidate_})
+      for (const Tensor& parameter : {map.weight, map.bias})
+        if (parameter.defined()) parameters.push_back(parameter);
+    if (norm_weight_.defined())
+      parameters.insert(parameters.end(), {norm_weight_, norm_bias_});
+    const Tensor shares = shares_of(heard, cache.scalar_type());
+    Tensor all;
+    for (int64_t first = 0; first < tokens.size(0); first += at_once) {
+      const auto part = recompute(
+          [=, this](const std::vector<Tensor>& in, bool) {
+            const Tensor caches =
+                renewed(in[0], in[1], form) * shares.slice(0, first, first + at_once);
+            return std::vector<Tensor>{longspan::sum_to(caches, cache.sizes())};
+          },
+          {tokens.slice(0, first, first + at_once), cache}, parameters);
+      all = all.defined() ? all + part[0] : part[0];
+    }
+    return torch::where(heard.any(), all, cache);
+  }
+
+  Tensor renewed_mean(const Tensor& tokens, const Tensor& cache, const Tensor& heard,
+                      int64_t, Defined form) const {
+    return mean(renewed(tokens, cache, form), heard, cache, form);
   }
 
   // tokens [B, slots, width] and cache [1, slots, width], float at least -> [B, slots,

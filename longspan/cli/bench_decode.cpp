@@ -158,30 +158,34 @@ void print(const DecodeOptions& options, const Chosen& chosen, const Decoding& o
 }
 
 // The contexts in turn: machines are shared and clocks move, so only their ratio means
-// something. Returns whether there was any that the mechanism takes.
+// something. One that fails is left out. Returns whether there was any that did not.
 bool decode(const DecodeOptions& options, const Chosen& chosen,
             const std::set<int64_t>& contexts) {
-  const auto unless_refused = [&](int64_t context, const auto& work) {
+  const auto is_done = [&](int64_t context, const auto& work) {
     const auto refused = [&](const std::string& reason) {
       std::cerr << shown(chosen) << " at " << context << ": " << reason << '\n';
     };
     try {
       work();
+      return true;
     } catch (const Error& error) {
       refused(error.what());
     } catch (const c10::Error& error) {
       const std::string reason = error.what_without_backtrace();
       refused(reason.substr(0, reason.find('\n')));
     }
+    return false;
   };
   std::vector<std::unique_ptr<Decoding>> all;
   for (const int64_t context : contexts)
-    unless_refused(context, [&] {
+    is_done(context, [&] {
       all.push_back(std::make_unique<Decoding>(options, chosen, context));
     });
-  if (all.empty()) return false;
   for (int64_t turn = -kWarm; turn < options.tokens; ++turn)
-    for (const auto& one : all) one->step(/*is_timed=*/turn >= 0);
+    std::erase_if(all, [&](const auto& one) {
+      return !is_done(one->context(), [&] { one->step(/*is_timed=*/turn >= 0); });
+    });
+  if (all.empty()) return false;
   for (const auto& one : all) print(options, chosen, *one, *all.front());
   return true;
 }

@@ -86,7 +86,8 @@ Ours ours_of(const report::Comparison& comparison, const report::Contender& one)
   return ours;
 }
 
-// The runs and arenas at a path or, where there is none, below it.
+// The runs and arenas at a path or, where there is none, below it. Links are not
+// followed: they would show a run twice.
 void find_in(const std::string& path, std::vector<std::string>& found) {
   const auto is_there = [&](const char* file) {
     return access((path + file).c_str(), F_OK) == 0;
@@ -97,8 +98,13 @@ void find_in(const std::string& path, std::vector<std::string>& found) {
   }
   DIR* const folder = opendir(path.c_str());
   if (!folder) return;
-  while (const dirent* entry = readdir(folder))
-    if (entry->d_name[0] != '.') find_in(path + "/" + entry->d_name, found);
+  while (const dirent* entry = readdir(folder)) {
+    const std::string below = path + "/" + entry->d_name;
+    struct stat facts;
+    if (entry->d_name[0] != '.' && lstat(below.c_str(), &facts) == 0 &&
+        S_ISDIR(facts.st_mode))
+      find_in(below, found);
+  }
   closedir(folder);
 }
 
@@ -124,6 +130,8 @@ std::vector<Ours> ours_in(const std::vector<std::string>& folders) {
     for (const auto& contender : comparison.contenders)
       if (contender.is_judged()) all.push_back(ours_of(comparison, contender));
   }
+  if (!folders.empty() && all.empty())
+    fail(folders.front(), " has no run that is judged by its accuracy");
   std::ranges::stable_sort(all, {}, [](const Ours& ours) {
     return std::ranges::find(kArenaTasks, ours.task) - std::begin(kArenaTasks);
   });

@@ -68,7 +68,9 @@ void for_each_member(const std::string& path,
   std::vector<char> bytes(kTarBlock), others(size_t{1} << 18);
   const std::string_view header(bytes.data(), bytes.size());
   // Two blocks of zeros are the end, or the end of the file.
-  while (archive->read(bytes.data(), kTarBlock) == kTarBlock && header[kName] != '\0') {
+  while (const size_t read = archive->read(bytes.data(), kTarBlock)) {
+    check(path, read == kTarBlock);
+    if (header[kName] == '\0') break;
     check(path, begins_archive(header));
     const size_t size = size_in(path, header);
     const std::string name(text_at(header, kName, kNameSize));

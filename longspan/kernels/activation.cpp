@@ -271,7 +271,8 @@ Tensor sigmoid(const Tensor& x) {
 }
 
 Tensor softplus(const Tensor& x, double sharpness) {
-  const Tensor y = x.to(inner_dtype(x)) * sharpness, size = y.abs();
+  constexpr double kLeast = -1000;  // e^-1000 is 0; from -inf `most` would be no number
+  const Tensor y = (x.to(inner_dtype(x)) * sharpness).clamp_min(kLeast), size = y.abs();
   // Not max(y, 0), whose slope at 0 is none.
   const Tensor most = (y + size) / 2;
   return ((most + size.neg().exp().log1p()) / sharpness).to(x.scalar_type());

@@ -265,9 +265,14 @@ constinit const Mechanism catalogue::token_learner{
     .can_with =
         [](const Settings& settings, const Sizes& sizes) {
           const Chosen inside = settings.mechanism("attention");
+          const Mechanism& row = find_mechanism(inside.name);
           Abilities can = catalogue::token_learner.can;
-          can.samples =
-              abilities(find_mechanism(inside.name), sizes, inside.settings).samples;
+          for (const char* const layers : {"before", "layers"}) {
+            Sizes each = sizes;
+            each.layers = settings.integer(layers);
+            for (each.layer = 0; each.layer < each.layers; ++each.layer)
+              can.samples |= abilities(row, each, inside.settings).samples;
+          }
           return can;
         },
     .projections = Projections::none,

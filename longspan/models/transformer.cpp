@@ -139,13 +139,22 @@ Tensor sinusoids(int64_t count, int64_t width) {
 }
 
 // How far tokens are from the first one of their segment, [B, N] both. Those of a
-// segment stand together.
-Tensor places_in(const Tensor& segment) {
+// segment stand together, also with those of the passes before, whose last `state`
+// keeps.
+Tensor places_in(const Tensor& segment, Record* state) {
   const Tensor at =
       torch::arange(segment.size(1), segment.options().dtype(torch::kLong));
   const Tensor begins = torch::constant_pad_nd(
       segment.slice(1, 1).ne(segment.slice(1, 0, -1)).to(torch::kLong), {1, 0});
-  return at - std::get<0>((at * begins).cummax(1));
+  Tensor places = at - std::get<0>((at * begins).cummax(1));
+  if (!state) return places;
+  if (const Tensor last = state->get("segment"); last.defined()) {
+    const Tensor goes_on = begins.cumsum(1).eq(0) & segment.slice(1, 0, 1).eq(last);
+    places = places + goes_on * (state->get("place") + 1);
+  }
+  state->set("segment", segment.slice(1, -1));
+  state->set("place", places.slice(1, -1));
+  return places;
 }
 
 std::vector<int64_t> cutoffs_of(const Value& value) {
@@ -537,10 +546,11 @@ Tensor Transformer::placed(const Tensor& x, int64_t first, Pass& pass) {
   // Rounded once, after the positions; and gradients of many tokens add up unrounded.
   Tensor y = x;
   if (options_.positions == "sinusoidal" || options_.positions == "learned") {
-    const Tensor table = positions(first, y.size(1), y);
+    const int64_t count = y.size(1);
     y = y + (pass.mask.segment.defined()
-                 ? torch::embedding(table, places_in(pass.mask.segment))
-                 : spread(table, y.sizes()));
+                 ? torch::embedding(positions(0, first + count, y),
+                                    places_in(pass.mask.segment, pass.state))
+                 : spread(positions(first, count, y), y.sizes()));
   }
   y = y.to(vocabulary_->type());
   pass.draw.enter(0);

@@ -145,9 +145,12 @@ std::string speed_text(const Comparison& comparison) {
       return "";
     };
     if (const std::string many = fact("trainings at once");
-        !many.empty() && many != "1")
+        !many.empty() && many != "1") {
+      std::string threads = fact("threads of a training");
+      if (threads.empty()) threads = fact("threads");  // of a single run
       text = "Tokens/s are of " + many + " trainings at once, with " +
-             counted(fact("threads of a training"), "thread") + " each. ";
+             counted(threads, "thread") + " each. ";
+    }
     if (const auto& latency = contender.entry.latency)
       return text + "A latency is the mean ± standard deviation of " +
              std::to_string(latency->passes) + " passes, each over " +
@@ -303,23 +306,14 @@ Table depth_table(const Comparison& comparison) {
   return table;
 }
 
-Table published_table(const Comparison& comparison) {
+namespace {
+
+// What papers report of a task beside `ours` by mechanism. Empty if they do not.
+Table published_table(const std::string& task,
+                      const std::map<std::string, std::vector<std::string>>& ours) {
   Table table;
-  if (!comparison.more_is_better()) return table;
-  std::string task;
-  std::map<std::string, std::vector<std::string>> ours;  // by mechanism
-  for (const Contender& contender : comparison.contenders) {
-    if (!contender.is_judged()) continue;
-    const Place of = place(contender);
-    if (!of.reason.empty() || (!task.empty() && task != of.task)) continue;
-    task = of.task;
-    ours[of.mechanism].push_back(
-        judged_text(comparison, judged(comparison, contender)) + " (" +
-        contender.name() + ")");
-  }
-  if (ours.empty()) return table;
   std::vector<std::string> mechanisms;
-  table.columns = {{.title = "mechanism"}, {.title = "ours"}};
+  table.columns = {{.title = task}, {.title = "ours"}};
   std::vector<std::map<std::string, double, std::less<>>> columns;
   for (const Source& source : published()) {
     std::map<std::string, double, std::less<>> numbers;
@@ -350,6 +344,29 @@ Table published_table(const Comparison& comparison) {
     table.rows.push_back(row);
   }
   return table;
+}
+
+}  // namespace
+
+std::vector<Table> published_tables(const Comparison& comparison) {
+  std::vector<Table> tables;
+  if (!comparison.more_is_better()) return tables;
+  using Ours = std::map<std::string, std::vector<std::string>>;  // by mechanism
+  std::vector<std::pair<std::string, Ours>> tasks;
+  for (const Contender& contender : comparison.contenders) {
+    if (!contender.is_judged()) continue;
+    const Place of = place(contender);
+    if (!of.reason.empty()) continue;
+    auto at = std::ranges::find(tasks, of.task, &std::pair<std::string, Ours>::first);
+    if (at == tasks.end()) at = tasks.insert(at, {of.task, {}});
+    at->second[of.mechanism].push_back(
+        judged_text(comparison, judged(comparison, contender)) + " (" +
+        contender.name() + ")");
+  }
+  for (const auto& [task, ours] : tasks)
+    if (Table table = published_table(task, ours); !table.rows.empty())
+      tables.push_back(std::move(table));
+  return tables;
 }
 
 namespace {
@@ -385,11 +402,11 @@ void add_sections(Page& page, const Comparison& comparison, const std::string& g
   add("Curves", curves);
   add("Who sees whom", pattern_gallery(comparison));
   if (comparison.more_is_better()) {
-    const Table papers = published_table(comparison);
     std::string beside = paragraph(settings_text(comparison));
-    if (!papers.rows.empty())
-      beside +=
-          as_html(papers) + "<p class=\"soft\">" + escaped(sources_text()) + "</p>\n";
+    const auto papers = published_tables(comparison);
+    for (const Table& table : papers) beside += as_html(table);
+    if (!papers.empty())
+      beside += "<p class=\"soft\">" + escaped(sources_text()) + "</p>\n";
     add("Published numbers", beside);
   }
   const auto [common, differing] = configuration(comparison);
@@ -470,13 +487,13 @@ void add_markdown(std::ostream& text, const Comparison& comparison,
     text << '\n';
   }
   add("Wide against deep", depth_table(comparison));
-  const Table papers = published_table(comparison);
+  const auto papers = published_tables(comparison);
   const std::string beside =
       comparison.more_is_better() ? settings_text(comparison) : "";
   if (!beside.empty()) head("Published numbers");
-  if (!papers.rows.empty()) text << as_markdown(papers) << '\n';
+  for (const Table& table : papers) text << as_markdown(table) << '\n';
   if (!beside.empty()) text << beside << "\n\n";
-  if (!papers.rows.empty()) text << sources_text() << "\n\n";
+  if (!papers.empty()) text << sources_text() << "\n\n";
   const auto [common, differing] = configuration(comparison);
   const auto add_facts = [&](const char* heading, const Facts& facts) {
     if (facts.empty()) return;

@@ -27,8 +27,8 @@ std::string comparison_markdown(const std::vector<Comparison>& comparisons,
 // in all: the deepest beside each of the others. Empty if there are none.
 Table depth_table(const Comparison& comparison);
 
-// What papers report of the task, beside ours of the same mechanism. Empty if they do
-// not.
-Table published_table(const Comparison& comparison);
+// What papers report, a table for each of their tasks, beside ours of the same
+// mechanism.
+std::vector<Table> published_tables(const Comparison& comparison);
 
 }  // namespace longspan::report

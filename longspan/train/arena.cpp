@@ -336,6 +336,12 @@ ArenaResult run_arena(const ArenaOptions& options, const std::string& folder,
     collect_runs(jobs, all);
     write_whole(folder + "/arena.json", arena_json(all.entries, folder));
   };
+  refuse_begun(jobs, tell);
+  if (std::ranges::none_of(jobs,
+                           [](const ArenaJob& job) { return job.refused.empty(); })) {
+    collect_runs(jobs, all);  // and what is there stays as it is
+    return all;
+  }
   ArenaOptions kept = options;
   write_whole(arena_options_path(folder), config_text(fields(kept)));
   keep();

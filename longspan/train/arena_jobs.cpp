@@ -132,10 +132,7 @@ class Processes {
       if (job.refused.empty()) waiting.push_back(&job);
     std::set<const ArenaJob*> told;
     while (!waiting.empty() || !running_.empty()) {
-      if (StopSignals::noted() != 0 && signal_ == 0) {
-        signal_ = StopSignals::noted();
-        for (const auto& [process, job] : running_) kill(process, signal_);
-      }
+      if (signal_ == 0 && StopSignals::noted() != 0) stop(StopSignals::noted());
       if (signal_ != 0) waiting.clear();
       for (auto at = waiting.begin(); at != waiting.end() && has_room();) {
         ArenaJob& job = **at;
@@ -154,6 +151,11 @@ class Processes {
   }
 
  private:
+  void stop(int signal) {
+    signal_ = signal;
+    for (const auto& [process, job] : running_) kill(process, signal);
+  }
+
   bool has_room() const {
     return running_.size() < static_cast<size_t>(work_.processes);
   }
@@ -190,8 +192,9 @@ class Processes {
         ++at;
         continue;
       }
-      finish(*at->second, status);
+      ArenaJob& job = *at->second;
       at = running_.erase(at);
+      finish(job, status);
     }
   }
 
@@ -199,7 +202,7 @@ class Processes {
     const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
     const std::string errors = beside(job, ".errors");
     if (WIFEXITED(status) && code > kBySignal) {  // saved and stopped
-      if (signal_ == 0) signal_ = code - kBySignal;
+      if (signal_ == 0) stop(code - kBySignal);
     } else if (signal_ == 0 && (!WIFEXITED(status) || code != 0)) {
       std::string reason = WIFSIGNALED(status) ? "its process was killed by signal " +
                                                      std::to_string(WTERMSIG(status))
@@ -219,14 +222,19 @@ class Processes {
 
 }  // namespace
 
-int train_jobs(const ArenaWork& work, std::vector<ArenaJob>& jobs) {
+void refuse_begun(std::vector<ArenaJob>& jobs,
+                  const std::function<void(const std::string&)>& tell) {
   for (ArenaJob& job : jobs) {
     try {
       if (exists(job.folder + "/config.yaml")) check_begun(job);
     } catch (...) {
-      refuse(work, job, message_of(std::current_exception()));
+      job.refused = message_of(std::current_exception());
+      tell(job.title + ": " + job.refused);
     }
   }
+}
+
+int train_jobs(const ArenaWork& work, std::vector<ArenaJob>& jobs) {
   if (work.processes == 1) return train_in_turn(work, jobs);
   require(!work.program.empty(), "arena.processes, ", work.processes,
           ", needs the program that is to be started; must be 1");

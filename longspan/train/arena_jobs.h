@@ -24,6 +24,10 @@ struct ArenaWork {
   std::function<void()> refused = {};                 // called when a job has been
 };
 
+// Refuses the jobs in whose folders a run was begun otherwise.
+void refuse_begun(std::vector<ArenaJob>& jobs,
+                  const std::function<void(const std::string&)>& tell);
+
 // Trains what is not trained yet: a run that was stopped goes on, or one whose budget
 // grew. A folder in which another process still trains is waited for. Whatever is
 // thrown for a job refuses that job. Returns the signal that ended it, or 0.

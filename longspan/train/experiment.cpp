@@ -214,7 +214,8 @@ struct Outline {
 
 std::optional<Outline> outlined(const Experiment& experiment) {
   const TaskOptions& task = experiment.task;
-  if (task.name == "classify" || (task.name == "listops" && task.longest == 0))
+  if (task.name == "classify" || task.tokens != "bytes" ||
+      (task.name == "listops" && task.longest == 0))
     return std::nullopt;
   Outline outline{.task = outline_task(task)};
   outline.model = make_model(experiment, outline.task);

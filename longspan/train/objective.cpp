@@ -127,11 +127,12 @@ BatchSums LanguageModelling::evaluate_mean(const Batch& batch, const Pass& like,
 
 Measures LanguageModelling::measures(const Dataset& examples,
                                      const Score& score) const {
-  Measures measures = {{"perplexity", std::exp(score.loss)}};
+  Measures measures;
   const auto* const text = dynamic_cast<const TextDataset*>(&examples);
-  if (!text) return measures;
-  if (text->unknown_share() > 0)
+  if (text && text->unknown_share() > 0)
     measures.emplace_back("unknown_share", text->unknown_share());
+  measures.emplace_back("perplexity", std::exp(score.loss));
+  if (!text) return measures;
   const double nats = score.loss * static_cast<double>(score.answers);
   const double of_words = std::exp(nats / static_cast<double>(text->words()));
   if (text->words() > 0 && std::isfinite(of_words))

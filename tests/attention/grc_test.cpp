@@ -4,6 +4,7 @@
 
 #include "longspan/attention/linear_map.h"
 #include "longspan/attention/projected.h"
+#include "longspan/base/memory.h"
 #include "longspan/base/tensor_file.h"
 #include "longspan/base/threads.h"
 #include "longspan/contract/subject.h"
@@ -244,6 +245,39 @@ TEST(Grc, LeavesEmptyExamplesOut) {
     const Tensor all = torch::ones({2, 9}, torch::kBool),
                  some = torch::cat({all, torch::zeros({1, 9}, torch::kBool)});
     EXPECT_TRUE(close(cache_of(x, some), cache_of(x.slice(0, 0, 2), all)));
+  }
+}
+
+// What the examples of a step left to its many passes takes a pass no more memory.
+TEST(Grc, RenewsManyExamplesInTheMemoryOfFew) {
+  const auto mixer = grc("{slots: 64}");
+  const auto peak_of = [&](int64_t examples) {
+    Record carry;
+    Pass before = training_pass(/*causal=*/true, carry);
+    mixer->forward(random_tensors(1, {examples, 64, kEmbedding})[0], before);
+    const Tensor x = random_tensors(1, {2, 64, kEmbedding})[0];
+    const PeakBytes peak(torch::kCPU);
+    Pass pass = training_pass(/*causal=*/true, carry);
+    mixer->forward(x, pass).sum().backward();
+    return peak.newly();
+  };
+  EXPECT_LT(static_cast<double>(peak_of(64)), 1.5 * static_cast<double>(peak_of(2)));
+}
+
+TEST(Grc, KeepsTheCacheWhereNothingIsHeard) {
+  const auto mixer = grc("{slots: 5}");
+  const Tensor x = random_tensors(1, {2, 9, kEmbedding})[0];
+  for (const bool causal : {false, true}) {
+    Record carry;
+    Tensor before;
+    for (const bool real : {true, true, false, false}) {
+      before = carry.get(kKept);
+      Pass pass = training_pass(causal, carry);
+      pass.mask.tokens = torch::full({2, 9}, real, torch::kBool);
+      mixer->forward(x, pass);
+    }
+    EXPECT_TRUE(torch::equal(carry.get(kKept), before));
+    EXPECT_GT(before.abs().max().item<double>(), 0);
   }
 }
 

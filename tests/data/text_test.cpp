@@ -149,6 +149,8 @@ TEST_F(Files, OfAnArchiveAreDocuments) {
     return refusal([&] { documents(path); }).substr(path.size());
   };
   EXPECT_EQ(complaint(books.substr(0, books.size() - 600)), " is damaged or cut off");
+  EXPECT_EQ(complaint(member("a", "b") + member("c", "d").substr(0, 100)),
+            " is damaged or cut off");
   EXPECT_EQ(complaint(member("a", "b") + std::string(512, 'x')),
             " is damaged or cut off");
   EXPECT_EQ(complaint(member("c4/a.jsonl.gz", "b") + end),

@@ -428,6 +428,9 @@ TEST(Sigmoid, IsTheReferenceAtAnySizeWithItsGradient) {
   };
   EXPECT_TRUE(close(slope(longspan::sigmoid(x)), slope(torch::sigmoid(x)), 1e-15));
   EXPECT_TRUE(close(slope(longspan::softplus(x)), slope(torch::softplus(x)), 1e-15));
+  const Tensor ends = torch::tensor({-INFINITY, INFINITY});
+  EXPECT_TRUE(close(longspan::sigmoid(ends), torch::sigmoid(ends), 1e-30));
+  EXPECT_TRUE(torch::equal(longspan::softplus(ends), torch::softplus(ends)));
   const Tensor low = x.detach().to(torch::kBFloat16);
   EXPECT_EQ(longspan::sigmoid(low).scalar_type(), torch::kBFloat16);
   EXPECT_TRUE(close(longspan::softplus(low.slice(0, 1, 8)),

@@ -199,6 +199,35 @@ TEST(Transformer, DoesNotSeeWhatPaddingHolds) {
   EXPECT_TRUE(torch::equal(a.select(1, 0), b.select(1, 0)));
 }
 
+// Positions begin anew with each text of a row, also where it begins in a later pass.
+TEST(Transformer, DecodesRowsOfSeveralTexts) {
+  const Tensor ids = torch::tensor({{1, 2, 3, 4, 5, 6, 7}, {8, 3, 2, 1, 2, 3, 4}}),
+               texts = torch::tensor({{0, 0, 0, 1, 1, 1, 2}, {0, 1, 1, 1, 1, 1, 1}}),
+               real = ids > 0;
+  for (const char* const positions : {"sinusoidal", "learned", "rotary"}) {
+    TransformerOptions options = small();
+    options.positions = positions;
+    torch::manual_seed(5);
+    Transformer decoder(options,
+                        {.ids = 9, .longest = 7, .cls = false, .causal = true});
+    convert(decoder, torch::kCPU, torch::kDouble);
+    Pass whole;
+    whole.mask.segment = texts;
+    const Tensor expected = decoder.forward(ids, real, whole).x;
+    Record state;
+    std::vector<Tensor> parts;
+    for (const auto& [first, end] :
+         std::vector<std::pair<int64_t, int64_t>>{{0, 2}, {2, 3}, {3, 4}, {4, 7}}) {
+      Pass pass;
+      pass.state = &state;
+      pass.mask.segment = texts.slice(1, first, end);
+      parts.push_back(
+          decoder.forward(ids.slice(1, first, end), real.slice(1, first, end), pass).x);
+    }
+    EXPECT_TRUE(close(torch::cat(parts, 1), expected, 1e-10)) << positions;
+  }
+}
+
 TEST(Transformer, StartsAsTheLongRangeArenaDoes) {
   torch::manual_seed(1);
   TransformerOptions options{.layers = 1, .embedding = 256, .heads = 4, .inner = 512};

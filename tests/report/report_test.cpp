@@ -194,7 +194,8 @@ TEST(Comparisons, TakeRunsThatDifferInSeedsForOne) {
   EXPECT_EQ(depth.rows[0][1].text, "4 x 2");
   EXPECT_EQ(depth.rows[0][2].text, "1 x 8");
   EXPECT_EQ(depth.rows[0][5].text, "+15.00");
-  const Table papers = published_table(comparison);
+  ASSERT_EQ(published_tables(comparison).size(), 1u);
+  const Table papers = published_tables(comparison)[0];
   EXPECT_EQ(papers.rows[0][0].text, "dense");  // ours first
   EXPECT_EQ(papers.rows[0][1].text, "55.0 ± 7.1 % (deep), 70.0 % (wide)");
   EXPECT_EQ(papers.rows[0][2].text, "36.37 %");

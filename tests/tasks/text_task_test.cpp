@@ -261,7 +261,7 @@ TEST_F(TextTask, IsMeasuredByWhatItsTokensTell) {
   };
   Task task = open_task(all.task);
   EXPECT_EQ(names(task, "valid"), "perplexity word_perplexity ");
-  EXPECT_EQ(names(task, "test"), "perplexity unknown_share ");
+  EXPECT_EQ(names(task, "test"), "unknown_share perplexity ");
   EXPECT_EQ(text_of(task, "test").unknown_share(), 0.25);
   EXPECT_EQ(std::ranges::count(task.facts, "test: 1 of 4 tokens are unknown"), 1);
   read_test(task, all.task, folder_ / all.task.valid);

@@ -126,12 +126,14 @@ TEST(Arena, RefusesARunThatWasBegunOtherwise) {
       run(other).refused.find("begun with model.attention linear, so it cannot go "
                               "on with dense"),
       std::string::npos);
-  EXPECT_FALSE(read_arena(folder / "runs")[0].runs[0].refused.empty());
+  EXPECT_EQ(read_arena(folder / "runs")[0].runs[0].refused, "");  // as it was
+  const std::string kept = read_file(arena_options_path(folder / "runs"));
   ArenaOptions less = options;
   less.experiment.train.steps = 2;
   EXPECT_NE(
       run(less).refused.find("was trained with train.steps 4, so it cannot be of 2"),
       std::string::npos);
+  EXPECT_EQ(read_file(arena_options_path(folder / "runs")), kept);
 
   // A larger budget goes on, and what was measured of the best before is of another.
   ArenaOptions more = options;
