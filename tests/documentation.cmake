@@ -58,10 +58,9 @@ foreach(page IN LISTS pages)
           string(REGEX REPLACE "--contexts [0-9,]+" "--contexts 16,64" line "${line}")
           string(REGEX REPLACE "--turns [0-9]+" "--turns 1" line "${line}")
           string(REPLACE "--device cuda" "" line "${line}")
-          if(line MATCHES "^ arena")  # of data that only a user has
+          if(line MATCHES "--data DIR ")  # that only a user has
             string(APPEND line " --dump-config")
-          endif()
-          if(line MATCHES "^ train")
+          elseif(line MATCHES "^ train")
             string(APPEND line " --task.longest 32 --model.embedding 16 --train.batch 2"
                    " --train.steps 2 --train.evaluate_every 2 --train.learning_rate 0.001 --train.schedule <open>constant<close>")
           endif()
