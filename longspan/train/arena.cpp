@@ -336,12 +336,13 @@ ArenaResult run_arena(const ArenaOptions& options, const std::string& folder,
     collect_runs(jobs, all);
     write_whole(folder + "/arena.json", arena_json(all.entries, folder));
   };
-  refuse_begun(jobs, tell);
-  if (std::ranges::none_of(jobs,
-                           [](const ArenaJob& job) { return job.refused.empty(); })) {
-    collect_runs(jobs, all);  // and what is there stays as it is
-    return all;
-  }
+  // What is there stays as it is where nothing can go on.
+  refuse_begun(jobs);
+  const auto is_refused = [](const ArenaJob& job) { return !job.refused.empty(); };
+  const ArenaJob& first = jobs.front();
+  if (std::ranges::all_of(jobs, is_refused)) fail(first.title, ": ", first.refused);
+  for (const ArenaJob& job : jobs)
+    if (is_refused(job)) tell(job.title + ": " + job.refused);
   ArenaOptions kept = options;
   write_whole(arena_options_path(folder), config_text(fields(kept)));
   keep();

@@ -222,14 +222,12 @@ class Processes {
 
 }  // namespace
 
-void refuse_begun(std::vector<ArenaJob>& jobs,
-                  const std::function<void(const std::string&)>& tell) {
+void refuse_begun(std::vector<ArenaJob>& jobs) {
   for (ArenaJob& job : jobs) {
     try {
       if (exists(job.folder + "/config.yaml")) check_begun(job);
     } catch (...) {
       job.refused = message_of(std::current_exception());
-      tell(job.title + ": " + job.refused);
     }
   }
 }

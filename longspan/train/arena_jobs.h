@@ -25,8 +25,7 @@ struct ArenaWork {
 };
 
 // Refuses the jobs in whose folders a run was begun otherwise.
-void refuse_begun(std::vector<ArenaJob>& jobs,
-                  const std::function<void(const std::string&)>& tell);
+void refuse_begun(std::vector<ArenaJob>& jobs);
 
 // Trains what is not trained yet: a run that was stopped goes on, or one whose budget
 // grew. A folder in which another process still trains is waited for. Whatever is

@@ -81,7 +81,7 @@ endif()
 
 # Results of other options are not passed off as those of the given ones.
 file(COPY ${folder}/arena/ DESTINATION ${folder}/changed)
-expect(1 "no result: linear, seed 1: .*begun with model.attention linear, so it cannot go on with dense"
+expect(1 "^longspan: linear, seed 1: changed/linear/seed-1: the run was begun with model.attention linear, so it cannot go on with dense"
        ${common} --out changed --quiet --arena.entries
        "[{name: linear, model.attention: dense, model.layers: 1, model.heads: 2}]")
 

@@ -122,17 +122,20 @@ TEST(Arena, RefusesARunThatWasBegunOtherwise) {
 
   ArenaOptions other = options;
   other.entries = Value::parse("[{name: one, model.attention: dense}]");
-  EXPECT_NE(
-      run(other).refused.find("begun with model.attention linear, so it cannot go "
-                              "on with dense"),
-      std::string::npos);
+  const std::string begun = "one, seed 1: " + (folder / "runs/one/seed-1: ");
+  EXPECT_EQ(
+      testing::refusal([&] { run(other); }),
+      begun +
+          "the run was begun with model.attention linear, so it cannot go on with "
+          "dense; begin another run in another folder");
   EXPECT_EQ(read_arena(folder / "runs")[0].runs[0].refused, "");  // as it was
   const std::string kept = read_file(arena_options_path(folder / "runs"));
   ArenaOptions less = options;
   less.experiment.train.steps = 2;
-  EXPECT_NE(
-      run(less).refused.find("was trained with train.steps 4, so it cannot be of 2"),
-      std::string::npos);
+  EXPECT_EQ(testing::refusal([&] { run(less); }),
+            begun +
+                "was trained with train.steps 4, so it cannot be of 2; choose another "
+                "name or folder");
   EXPECT_EQ(read_file(arena_options_path(folder / "runs")), kept);
 
   // A larger budget goes on, and what was measured of the best before is of another.
