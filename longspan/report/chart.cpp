@@ -19,6 +19,7 @@ namespace {
 constexpr double kHeight = 300;  // of what a panel frames
 constexpr double kLeft = 68, kRight = 20, kTop = 76, kTopUntitled = 40, kBottom = 56;
 constexpr double kLegendRow = 22, kLetter = 6.6;
+constexpr double kDigit = 7.7;  // in wide fonts
 
 // In a page of several, the styles of all are those of one.
 constexpr const char* kStyle =
@@ -197,10 +198,11 @@ class Drawing {
     for (const double tick : x.ticks()) {
       grid_line(x(tick), top_, x(tick), foot);
       const std::string words = tick_text(tick);
-      const double half = kLetter * static_cast<double>(words.size()) / 2;
-      if (x(tick) - half < free_from) continue;
-      text(x(tick), foot + 18, "text-anchor=\"middle\"", words);
-      free_from = x(tick) + half + kLetter;
+      const double half = kDigit * static_cast<double>(words.size()) / 2;
+      const double middle = std::min(x(tick), last + kRight - half);
+      if (middle - half < free_from) continue;
+      text(middle, foot + 18, "text-anchor=\"middle\"", words);
+      free_from = middle + half + kDigit;
     }
     for (const double tick : y.ticks()) {
       grid_line(first, y(tick), last, y(tick));

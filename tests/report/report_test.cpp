@@ -1,6 +1,7 @@
 #include <sys/stat.h>
 
 #include <fstream>
+#include <regex>
 
 #include "longspan/base/config.h"
 #include "longspan/report/chart.h"
@@ -95,6 +96,30 @@ TEST(Charts, TellSeriesOfOneColourApart) {
     return svg.substr(from, svg.find('"', from + 4) - from);
   };
   EXPECT_NE(mark(picture(0)), mark(picture(1)));
+}
+
+TEST(Charts, KeepNumbersOfAnAxisInside) {
+  constexpr double kDigit = 7.7;  // pixels, in wide fonts
+  const std::regex number(
+      "<text x=\"([0-9.]+)\" y=\"[0-9.]+\" "
+      "text-anchor=\"middle\">([0-9.e+kM]+)</text>"),
+      size("viewBox=\"0 0 ([0-9.]+) ");
+  for (int most = 100'000; most < 1'000'000; most += 7'000) {
+    const std::string picture =
+        svg({.panels = {{.series = {{.points = {{0, 0}, {double(most), 1}}}}}}});
+    std::smatch found;
+    ASSERT_TRUE(std::regex_search(picture, found, size));
+    const double width = std::stod(found[1]);
+    double end = 0;
+    for (auto at = std::sregex_iterator(picture.begin(), picture.end(), number);
+         at != std::sregex_iterator(); ++at) {
+      const double middle = std::stod((*at)[1]),
+                   half = kDigit * static_cast<double>((*at)[2].length()) / 2;
+      EXPECT_GE(middle - half, end) << most;
+      EXPECT_LE(end = middle + half, width + 0.1) << most;
+    }
+    EXPECT_GT(end, 0);
+  }
 }
 
 // The names of a crowd do not lie on each other, and none runs out of the frame.
