@@ -15,7 +15,8 @@ Tensor without_padding(const Tensor& out, const Tensor& tokens) {
   if (!tokens.defined()) return out;
   auto padding = tokens.to(out.device()).logical_not().unsqueeze(-1);
   if (out.dim() == 4) padding = padding.unsqueeze(1);
-  return out.masked_fill(padding, 0);
+  // Unlike masked_fill() in one operation, and into rows that lie as those of `out`.
+  return torch::where(padding, torch::zeros({}, out.options()), out);
 }
 
 void check_positions(const Tensor& positions, const std::string& who, int64_t examples,

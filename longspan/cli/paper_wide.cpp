@@ -68,7 +68,7 @@ WidePair milliseconds(const Pair& pair, const TableOptions& options,
       wait();
       const Spent spent = spent_on([&] {
         Pass pass;
-        models[i].classifier->forward(batch.ids, batch.tokens, pass);
+        models[i].classifier->forward(batch.ids, batch.padding_mask(), pass);
         wait();
       });
       if (number >= 0) seconds[i] += spent.wall;

@@ -589,11 +589,18 @@ Verdict keeps_its_memory_growth(const Mechanism& mechanism, torch::Device device
   const Subject subject(mechanism, {.device = device, .dtype = torch::kFloat});
   Breaches breaches;
   for (const bool causal : forms(mechanism)) {
+    // On CUDA the most of some times: LibTorch's thread for gradients may still hold
+    // tensors of the time before, which are then not new.
+    const int times = device.is_cuda() ? 3 : 1;
     const auto peak = [&](int64_t tokens) {
-      const Tensors inputs = subject.inputs(1, tokens);
-      const PeakBytes bytes(device);
-      subject.run_and_gradients(inputs, pass_of(causal));
-      return static_cast<double>(bytes.newly());
+      int64_t most = 0;
+      for (int i = 0; i < times; ++i) {
+        const Tensors inputs = subject.inputs(1, tokens);
+        const PeakBytes bytes(device);
+        subject.run_and_gradients(inputs, pass_of(causal));
+        most = std::max(most, bytes.newly());
+      }
+      return static_cast<double>(most);
     };
     const double once = peak(1024), twice = peak(2048);
     // Without fused kernels scores of all pairs are held, whatever a row claims.

@@ -27,6 +27,10 @@ struct Batch {
   int64_t real_tokens = 0;
   int64_t answers = 0;  // labels, or targets that are asked
 
+  // `tokens`; undefined where all are real, so that nobody looks for padding.
+  torch::Tensor padding_mask() const {
+    return real_tokens == ids.numel() ? torch::Tensor() : tokens;
+  }
   int64_t examples() const { return labels.defined() ? labels.size(0) : ids.size(0); }
   // A copy to CUDA does not wait for what the device still does.
   Batch to(torch::Device device) const;

@@ -92,8 +92,8 @@ Tensor Classifier::joined(const Tensor& x) const {
                     1);
 }
 
-Tensor Classifier::forward(const Tensor& ids, const Tensor& tokens, Pass& pass) {
-  Tensor x = pooled(encoder_->forward(ids, tokens, pass));
+Tensor Classifier::forward(const Tensor& ids, const Tensor& mask, Pass& pass) {
+  Tensor x = pooled(encoder_->forward(ids, mask, pass));
   if (pairs_) x = joined(x);
   if (hidden_weight_.defined())
     x = activate(longspan::linear(x, hidden_weight_), hidden_bias_, Activation::relu);

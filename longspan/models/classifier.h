@@ -19,9 +19,9 @@ class Classifier : public torch::nn::Module {
              int64_t classes, Reads reads = Reads::texts);
 
   // ids: [B, N] integer, of pairs [2 B, N], the first ones before the second ones;
-  // tokens: the same bool, false at padding. Returns [B, classes], float also where the
-  // model is bfloat16.
-  torch::Tensor forward(const torch::Tensor& ids, const torch::Tensor& tokens,
+  // mask: the same bool, false at padding, or undefined. Returns [B, classes], float
+  // also where the model is bfloat16.
+  torch::Tensor forward(const torch::Tensor& ids, const torch::Tensor& mask,
                         Pass& pass);
 
   Carry carry() const { return encoder_->carry(); }

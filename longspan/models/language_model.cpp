@@ -18,9 +18,9 @@ LanguageModel::LanguageModel(const TransformerOptions& options, int64_t ids,
                                                       .predicts = true}));
 }
 
-Tensor LanguageModel::forward(const Tensor& ids, const Tensor& tokens, Pass& pass,
+Tensor LanguageModel::forward(const Tensor& ids, const Tensor& mask, Pass& pass,
                               const Tensor& kinds) {
-  return transformer_->forward(ids, tokens, pass, kinds).x;
+  return transformer_->forward(ids, mask, pass, kinds).x;
 }
 
 LanguageModel::Judged LanguageModel::judge(const Tensor& x,

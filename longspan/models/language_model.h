@@ -17,11 +17,11 @@ class LanguageModel : public torch::nn::Module {
   LanguageModel(const TransformerOptions& options, int64_t ids, int64_t longest,
                 Sees sees);
 
-  // ids: [B, N] integer; tokens: [B, N] bool, false at padding; kinds: see Batch.
-  // Returns vectors [B, N, E] for judge() and log_probabilities(). With pass.state, ids
-  // are those of the new tokens.
-  torch::Tensor forward(const torch::Tensor& ids, const torch::Tensor& tokens,
-                        Pass& pass, const torch::Tensor& kinds = {});
+  // ids: [B, N] integer; mask: [B, N] bool, false at padding, or undefined; kinds: see
+  // Batch. Returns vectors [B, N, E] for judge() and log_probabilities(). With
+  // pass.state, ids are those of the new tokens.
+  torch::Tensor forward(const torch::Tensor& ids, const torch::Tensor& mask, Pass& pass,
+                        const torch::Tensor& kinds = {});
 
   struct Judged {
     torch::Tensor loss = {};   // [B, N]: -log probability of the target; 0 where none

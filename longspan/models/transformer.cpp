@@ -648,12 +648,17 @@ Tensor Transformer::reversed(const Tensor& x, Pass& pass) {
   return ((outs[0] + outs[1]) * 0.5).to(type);
 }
 
-Stream Transformer::forward(const Tensor& ids, const Tensor& tokens, Pass& pass,
+Stream Transformer::forward(const Tensor& ids, const Tensor& mask, Pass& pass,
                             const Tensor& kinds) {
-  require(ids.dim() == 2 && is_integer(ids) && tokens.sizes() == ids.sizes() &&
-              tokens.scalar_type() == torch::kBool,
-          "ids and tokens must be [B, N] integer and bool, got ", shape(ids), " ",
-          ids.scalar_type(), " and ", shape(tokens), " ", tokens.scalar_type());
+  require(ids.dim() == 2 && is_integer(ids), "ids must be [B, N] integer, got ",
+          shape(ids), " ", ids.scalar_type());
+  require(!mask.defined() ||
+              (mask.sizes() == ids.sizes() && mask.scalar_type() == torch::kBool),
+          "the mask must be bool and of the shape of ids, ", shape(ids), ", got ",
+          shape(mask), " ", mask.scalar_type());
+  const Tensor tokens =
+      mask.defined() ? mask
+                     : torch::ones(ids.sizes(), ids.options().dtype(torch::kBool));
   require(ids.size(1) <= inputs_.longest, "the model is made for sequences of ",
           inputs_.longest, " tokens, got ", ids.size(1));
   require(
@@ -671,7 +676,7 @@ Stream Transformer::forward(const Tensor& ids, const Tensor& tokens, Pass& pass,
   const auto with_flags = [&](bool flag, const Tensor& others) {
     return torch::cat({others.new_full({others.size(0), front}, flag), others}, 1);
   };
-  pass.mask.tokens = with_flags(true, tokens);
+  pass.mask.tokens = mask.defined() ? with_flags(true, tokens) : Tensor();
   if (options_.global_tokens > 0) {
     pass.mask.global = with_flags(true, torch::zeros_like(tokens));
     pass.mask.global.slice(1, front_ - options_.memory_tokens, front_).fill_(false);

@@ -74,13 +74,13 @@ class Transformer : public torch::nn::Module {
   // options.global_tokens; then come options.memory_tokens.
   Transformer(const TransformerOptions& options, const Inputs& inputs);
 
-  // ids: [B, N] integer; tokens: [B, N] bool, false at padding; kinds: [B, N] 0 or 1,
-  // of texts in pairs, or undefined. Positions that are added to embeddings count from
-  // the beginning of every segment of pass.mask. Returns the vectors [B, N', E] of the
-  // tokens in front and of all others, or what a Stack made of them, and their mask,
-  // false at padding and at the tokens in front but the one of `cls`. With pass.state,
-  // ids are those of the new tokens.
-  Stream forward(const torch::Tensor& ids, const torch::Tensor& tokens, Pass& pass,
+  // ids: [B, N] integer; mask: [B, N] bool, false at padding, or undefined; kinds:
+  // [B, N] 0 or 1, of texts in pairs, or undefined. Positions that are added to
+  // embeddings count from the beginning of every segment of pass.mask. Returns the
+  // vectors [B, N', E] of the tokens in front and of all others, or what a Stack made
+  // of them, and their mask, false at padding and at the tokens in front but the one of
+  // `cls`. With pass.state, ids are those of the new tokens.
+  Stream forward(const torch::Tensor& ids, const torch::Tensor& mask, Pass& pass,
                  const torch::Tensor& kinds = {});
 
   const Sizes& sizes() const { return sizes_; }

@@ -324,7 +324,8 @@ std::vector<Prediction> TrainedModel::predict(const std::vector<std::string>& te
     Pass pass;
     Record kept = carry;
     if (is_of_model(model.classifier->carry())) pass.carry = &kept;
-    const Tensor logits = model.classifier->forward(batch.ids, batch.tokens, pass);
+    const Tensor logits =
+        model.classifier->forward(batch.ids, batch.padding_mask(), pass);
     const Tensor shares =
         torch::softmax(logits, 1).to(torch::kDouble).cpu().contiguous();
     for (int64_t i = 0; i < shares.size(0); ++i) {

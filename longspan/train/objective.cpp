@@ -56,18 +56,19 @@ void try_out(LanguageModel& model, bool apart) {
 }  // namespace
 
 BatchSums Classification::evaluate(const Batch& batch, Pass& pass) {
-  const Tensor logits = model_.forward(batch.ids, batch.tokens, pass);
+  const Tensor logits = model_.forward(batch.ids, batch.padding_mask(), pass);
   return sums_of(torch::log_softmax(logits, 1), batch.labels);
 }
 
 BatchSums Classification::evaluate_mean(const Batch& batch, const Pass& like,
                                         int64_t passes) {
-  return sums_of(log_of_mean(like, passes,
-                             [&](Pass& pass) {
-                               return torch::log_softmax(
-                                   model_.forward(batch.ids, batch.tokens, pass), 1);
-                             }),
-                 batch.labels);
+  return sums_of(
+      log_of_mean(like, passes,
+                  [&](Pass& pass) {
+                    return torch::log_softmax(
+                        model_.forward(batch.ids, batch.padding_mask(), pass), 1);
+                  }),
+      batch.labels);
 }
 
 LanguageModelling::LanguageModelling(const Task& task, LanguageModel& model)
@@ -92,7 +93,7 @@ LanguageModelling::LanguageModelling(const Task& task, LanguageModel& model)
 
 BatchSums LanguageModelling::evaluate(const Batch& batch, Pass& pass) {
   pass.mask.segment = batch.segments;
-  Tensor x = model_.forward(batch.ids, batch.tokens, pass, batch.kinds);
+  Tensor x = model_.forward(batch.ids, batch.padding_mask(), pass, batch.kinds);
   Tensor targets = batch.targets;
   if (batch.answers > 0 && 2 * batch.answers < targets.numel()) {
     // Of a large vocabulary only what is asked; their number is known without waiting
@@ -117,8 +118,8 @@ BatchSums LanguageModelling::evaluate_mean(const Batch& batch, const Pass& like,
   return sums_of(log_of_mean(like, passes,
                              [&](Pass& pass) {
                                pass.mask.segment = batch.segments;
-                               const Tensor x = model_.forward(batch.ids, batch.tokens,
-                                                               pass, batch.kinds);
+                               const Tensor x = model_.forward(
+                                   batch.ids, batch.padding_mask(), pass, batch.kinds);
                                return model_.log_probabilities(
                                    x.flatten(0, 1).index_select(0, asked));
                              }),

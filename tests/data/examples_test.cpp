@@ -54,6 +54,7 @@ TEST(ABatch, IsPaddedToItsLongest) {
       batch.tokens, torch::tensor({{1, 1, 1}, {1, 1, 0}, {1, 0, 0}}).to(torch::kBool)));
   EXPECT_TRUE(torch::equal(batch.labels, torch::tensor({2, 1, 1}, torch::kLong)));
   EXPECT_EQ(batch.real_tokens, 6);
+  EXPECT_TRUE(torch::equal(batch.padding_mask(), batch.tokens));
   EXPECT_EQ(batch.examples(), 3);
 }
 
@@ -62,6 +63,7 @@ TEST(ABatch, TakesAnExampleTwice) {
   const Batch batch = examples_of(kSome).batch(numbers);
   EXPECT_TRUE(torch::equal(batch.ids, torch::ones({2, 1}, torch::kLong)));
   EXPECT_EQ(batch.real_tokens, 2);
+  EXPECT_FALSE(batch.padding_mask().defined());
 }
 
 TEST(ABatch, ShowsPaddingForAnExampleWithoutTokens) {
@@ -71,6 +73,7 @@ TEST(ABatch, ShowsPaddingForAnExampleWithoutTokens) {
   EXPECT_TRUE(torch::equal(batch.tokens, torch::zeros({1, 1}, torch::kBool)));
   EXPECT_TRUE(torch::equal(batch.labels, torch::zeros(1, torch::kLong)));
   EXPECT_EQ(batch.real_tokens, 0);
+  EXPECT_TRUE(batch.padding_mask().defined());
 }
 
 TEST(ABatch, IsPaddedToWhatIsAsked) {

@@ -199,6 +199,25 @@ TEST(Transformer, DoesNotSeeWhatPaddingHolds) {
   EXPECT_TRUE(torch::equal(a.select(1, 0), b.select(1, 0)));
 }
 
+TEST(Transformer, NeedsNoMaskWhereNothingIsPadding) {
+  const torch::NoGradGuard without_gradients;
+  const Tensor ids = some_input().ids.slice(0, 0, 1).repeat({2, 1});
+  for (const char* attention : {"dense", "linear", "bigbird", "longformer", "reformer",
+                                "clustered", "combiner_fixed"}) {
+    SCOPED_TRACE(attention);
+    TransformerOptions options = small();
+    options.layers = 1;
+    options.attention = attention;
+    const auto encoder = make_encoder(options);
+    Pass with, without;
+    const Stream there = encoder->forward(ids, ids > 0, with),
+                 none = encoder->forward(ids, {}, without);
+    EXPECT_LE((there.x - none.x).abs().max().item<double>(), 1e-12);
+    EXPECT_TRUE(torch::equal(there.tokens, none.tokens));
+    EXPECT_FALSE(without.mask.tokens.defined());
+  }
+}
+
 // Positions begin anew with each text of a row, also where it begins in a later pass.
 TEST(Transformer, DecodesRowsOfSeveralTexts) {
   const Tensor ids = torch::tensor({{1, 2, 3, 4, 5, 6, 7}, {8, 3, 2, 1, 2, 3, 4}}),
@@ -561,8 +580,10 @@ TEST(Transformer, RefusesWhatDoesNotFit) {
   const Tensor ids = torch::ones({1, 8}, torch::kLong);
   EXPECT_EQ(refusal([&] { encoder->forward(ids, ids > 0, pass); }),
             "the model is made for sequences of 7 tokens, got 8");
-  EXPECT_NE(refusal([&] { encoder->forward(ids, ids, pass); }).find("integer and bool"),
-            std::string::npos);
+  EXPECT_EQ(refusal([&] { encoder->forward(ids, ids, pass); }),
+            "the mask must be bool and of the shape of ids, [1, 8], got [1, 8] Long");
+  EXPECT_EQ(refusal([&] { encoder->forward(ids > 0, ids > 0, pass); }),
+            "ids must be [B, N] integer, got [1, 8] Bool");
 }
 
 TEST(Classifier, AveragesRealTokensOnly) {
