@@ -23,6 +23,23 @@ using torch::Tensor;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+// An offset [H|1, d] beside vectors [H|1, entries.., d].
+Tensor beside_vectors(Tensor offset, const Tensor& vectors) {
+  while (offset.dim() < vectors.dim()) offset = offset.unsqueeze(1);
+  return offset;
+}
+
+// The table with what an offset adds, of which kernels for CUDA know nothing else:
+// scale * (q + offset) . vector is scale * q . vector and a number of the entry.
+Tensor table_with_offset(const Bias& bias, double scale,
+                         const torch::TensorOptions& computing) {
+  if (!bias.offset.defined()) return bias.table;
+  const Tensor vectors = bias.vectors.to(computing);
+  const Tensor products =
+      (vectors * beside_vectors(bias.offset.to(computing), vectors)).sum(-1) * scale;
+  return bias.table.defined() ? bias.table.to(computing) + products : products;
+}
+
 // The tensors of a call as the kernels take them, which live as long as this.
 class DeviceCall {
  public:
@@ -121,9 +138,8 @@ class DeviceCall {
     if (given.column.defined())
       to.column = numbers(given.column.unsqueeze(2), computing_);
     to.slopes = by_head(given.slopes, false);
-    to.table = by_head(given.table, false);
+    to.table = by_head(table_with_offset(given, given_.scale, computing()), false);
     to.vectors = by_head(given.vectors, true);
-    to.offset = by_head(given.offset, false);
     to.dense = numbers(given.dense, computing_);
     const Tensor& sized = given.table.defined() ? given.table : given.vectors;
     if (sized.defined()) {
@@ -278,7 +294,7 @@ class Gradient {
     const auto doubles = computing_.dtype(torch::kDouble);
     const Tensor one = torch::ones({}, doubles);
     std::vector<Fixed> tables(call_.sources.size()), vectors(call_.sources.size());
-    std::vector<Tensor> slopes(call_.sources.size()), offsets(call_.sources.size());
+    std::vector<Tensor> slopes(call_.sources.size());
     for (size_t s = 0; s < call_.sources.size(); ++s) {
       const Source& source = call_.sources[s];
       const Bias& bias = source.bias;
@@ -287,12 +303,10 @@ class Gradient {
         slopes[s] = torch::zeros({pieces, all_heads}, doubles);
         to.slopes = slopes[s].data_ptr<double>();
       }
-      if (is_wanted(bias.offset)) {
-        offsets[s] = torch::zeros({pieces, all_heads, width}, doubles);
-        to.offset = offsets[s].data_ptr<double>();
-      }
-      if (is_wanted(bias.table)) {
-        tables[s] = fixed(bias.table, one);
+      const bool of_offset =
+          bias.offset.defined() && (is_wanted(bias.offset) || is_wanted(bias.vectors));
+      if (is_wanted(bias.table) || of_offset) {
+        tables[s] = fixed(table_with_offset(bias, call_.scale(), computing_), one);
         to.table = tables[s].view();
       }
       if (is_wanted(bias.vectors)) {
@@ -300,9 +314,8 @@ class Gradient {
           return x.numel() == 0 ? torch::zeros({}, x.options().dtype(torch::kDouble))
                                 : x.abs().max().to(torch::kDouble);
         };
-        Tensor largest = most(call_.queries.q);
-        if (bias.offset.defined()) largest = largest + most(bias.offset);
-        vectors[s] = fixed(bias.vectors, largest * std::abs(call_.scale()));
+        vectors[s] =
+            fixed(bias.vectors, most(call_.queries.q) * std::abs(call_.scale()));
         to.vectors = vectors[s].view();
       }
       if (is_wanted(bias.dense)) {
@@ -310,8 +323,7 @@ class Gradient {
             torch::zeros({examples, heads, queries, key_places(source)}, computing_);
         to.dense = cuda::rows_of<void>(gradients_[s].dense, heads);
       }
-      is_any = is_any || to.slopes || to.offset || to.table.sums || to.vectors.sums ||
-               to.dense.data;
+      is_any = is_any || to.slopes || to.table.sums || to.vectors.sums || to.dense.data;
     }
     if (!is_any) return;
     const Tensor parts =
@@ -326,23 +338,38 @@ class Gradient {
     for (size_t s = 0; s < call_.sources.size(); ++s) {
       const Bias& bias = call_.sources[s].bias;
       OfSource& made = gradients_[s];
-      const auto over_pieces = [&](const Tensor& sums, int64_t columns) {
-        return sums.sum(0).view({examples, heads, columns}).sum(0);
-      };
       if (slopes[s].defined())
-        made.slopes =
-            longspan::sum_to(over_pieces(slopes[s], 1).squeeze(1), bias.slopes.sizes());
-      if (offsets[s].defined())
-        made.offset =
-            longspan::sum_to(over_pieces(offsets[s], width), bias.offset.sizes());
-      if (tables[s].sums.defined()) made.table = tables[s].value();
+        made.slopes = longspan::sum_to(slopes[s].sum(0).view({examples, heads}).sum(0),
+                                       bias.slopes.sizes());
       if (vectors[s].sums.defined()) made.vectors = vectors[s].value();
+      if (tables[s].sums.defined()) of_table(bias, tables[s].value(), made);
       if (made.dense.defined())
         made.dense = longspan::sum_to(
             cuda::sum_of_places(made.dense.transpose(2, 3), call_.sources[s].rows,
                                 call_.sources[s].rows_once, bias.dense.size(3))
                 .transpose(2, 3),
             bias.dense.sizes());
+    }
+  }
+
+  // Of the table with what the offset adds, [H|1, entries..], to all three.
+  void of_table(const Bias& bias, const Tensor& slopes, OfSource& made) {
+    if (is_wanted(bias.table))
+      made.table = longspan::sum_to(slopes, bias.table.sizes());
+    if (!bias.offset.defined()) return;
+    const Tensor scaled = slopes.unsqueeze(-1) * call_.scale();
+    const auto doubled = [&](const Tensor& x) { return x.to(scaled.options()); };
+    if (is_wanted(bias.vectors))
+      made.vectors =
+          made.vectors +
+          longspan::sum_to(scaled * beside_vectors(doubled(bias.offset), bias.vectors),
+                           bias.vectors.sizes());
+    if (is_wanted(bias.offset)) {
+      const Tensor of_entries = scaled * doubled(bias.vectors);
+      const int64_t width = of_entries.size(-1);
+      made.offset =
+          longspan::sum_to(of_entries.reshape({of_entries.size(0), -1, width}).sum(1),
+                           bias.offset.sizes());
     }
   }
 

@@ -386,6 +386,28 @@ class SmallCallsOnCuda : public AttentionOnCuda {
       source.layout = Layout(queries, keys, scattered(queries, keys));
       expect_exact_by_any_kernel(call);
     }
+    for (const bool on_grid : {false, true}) {
+      SCOPED_TRACE(on_grid ? "biases on a grid" : "biases by distance");
+      Call call = plain;
+      call.queries.first = 30;
+      Bias& bias = call.sources[0].bias;
+      const int64_t rows = on_grid ? 9 : 120, columns = 5;
+      const auto of = [&](int64_t numbers) {
+        std::vector<int64_t> shape = {2, rows};
+        if (on_grid) shape.push_back(columns);
+        if (numbers > 0) shape.push_back(numbers);
+        return normal(shape, torch::kFloat);
+      };
+      bias.table = of(0);
+      bias.vectors = of(width);
+      bias.offset = normal({2, width}, torch::kFloat);
+      bias.first = on_grid ? -4 : -50;
+      bias.width = on_grid ? 12 : 0;
+      bias.first_column = -2;
+      expect_exact(call);
+      bias.vectors = bias.offset = Tensor();
+      expect_exact(call);
+    }
     SCOPED_TRACE("two sources");
     Call call = plain;
     call.sources.push_back(plain.sources[0]);

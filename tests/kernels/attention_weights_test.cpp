@@ -70,6 +70,26 @@ TEST(AttentionWeights, AreThoseOfTheReference) {
   }
 }
 
+TEST(AttentionWeights, KnowTheOffsetBesideVectorsOnEveryDevice) {
+  for (const torch::Device device : testing::devices()) {
+    torch::manual_seed(4);
+    const auto normal = [&](at::IntArrayRef shape) {
+      return torch::randn(shape, torch::kFloat).to(device);
+    };
+    const Queries queries{.q = normal({2, 2, 90, 8}), .first = 20};
+    Source source{.k = normal({2, 2, 110, 8}), .v = normal({2, 2, 110, 5})};
+    source.bias = {
+        .vectors = normal({1, 60, 8}), .offset = normal({2, 8}), .first = -30};
+    const Attended result = block_attention(queries, {source});
+    const std::vector<int64_t> rows = {0, 70, 89};
+    EXPECT_TRUE(close(row_weights(queries, {source}, result.lse, rows)[0],
+                      row_weights_reference(queries, {source}, result.lse, rows)[0],
+                      1e-5));
+    EXPECT_TRUE(close(column_mass(queries, {source}, result.lse)[0],
+                      column_mass_reference(queries, {source}, result.lse)[0], 1e-5));
+  }
+}
+
 TEST(AttentionWeights, OfAllKeysAddUpToTheQueriesThatSeeSome) {
   const Seen seen = seen_by(torch::kDouble);
   const auto mass = column_mass(seen.queries, seen.sources, seen.result.lse);

@@ -12,15 +12,16 @@ namespace {
 constexpr int kSlack = 8;
 
 template <class Stored, int kWidth, Kind kKind>
-constexpr int kLeastBlocks = !kOnTensorCores<Stored> ? 1
-                             : kWidth == 64          ? 3
-                                                     : 2;
+constexpr int kLeastBlocks = !kOnTensorCores<Stored>                  ? 1
+                             : kWidth == 64 && kKind != Kind::kBanded ? 3
+                                                                      : 2;
 
 // One piece of a tile of queries, and one chunk of the columns of its result.
 // Scores are powers of 2: multiplied by log2(e).
 template <class Stored, int kWidth, Kind kKind>
 __global__ void __launch_bounds__(kThreads, kLeastBlocks<Stored, kWidth, kKind>)
-    attend_tiles(const __grid_constant__ Attend task, bool all_in_chunks) {
+    attend_tiles(const __grid_constant__ Attend task, bool all_in_chunks,
+                 bool with_band) {
   using Number = NumberOf<Stored>;
   using Tile = SharedTile<Stored, kWidth>;
   using Product = TileProduct<Stored, kWidth>;
@@ -34,6 +35,7 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks<Stored, kWidth, kKind>)
   char* const k_tiles = q_tile + Tile::kBytes;
   char* const v_tiles = k_tiles + kStages<kKind> * Tile::kBytes;
   auto* const room = reinterpret_cast<Number*>(v_tiles + kStages<kKind> * Tile::kBytes);
+  Band<Stored, kWidth> band(reinterpret_cast<char*>(room + kTile * kPairStride));
   __shared__ TileQueries<Number> queries;
   __shared__ TileKeys<Number> keys_ring[3];
   __shared__ HeadSource<Stored> sources[kMostSources];
@@ -137,6 +139,15 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks<Stored, kWidth, kKind>)
 
     Number scores[kBlocks][4];
     clear(scores);
+    bool in_band = false;
+    if (kHasBand<kKind>) {
+      int32_t origin;
+      in_band = with_band && pairs.is_band(origin);
+      if (in_band) {
+        band.open(source, origin, width);
+        band.template begin<false>(scores, own_queries, room);
+      }
+    }
     if constexpr (kAhead) {
       Product::add_dots(scores, own_queries, k_tiles + stage * Tile::kBytes);
     } else {
@@ -158,7 +169,8 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks<Stored, kWidth, kKind>)
 #pragma unroll
         for (int e = 0; e < 4; ++e) scores[b][e] *= scale2;
       whole = !pairs.hide(seen) && whole;
-      pairs.add_biases(scores, seen, head_q.q, head_q.stride, room);
+      if (kHasBand<kKind> && in_band) band.template add_table<false>(scores);
+      pairs.add_biases(scores, seen, head_q.q, head_q.stride, room, in_band);
     }
     if (!whole) hide_unseen(scores, seen);
 
@@ -303,9 +315,12 @@ int attend(const Attend& task, Stream stream) {
       given, all_in_chunks, [&]<class Stored, int kWidth, Kind kKind>() {
         const int bytes = (1 + 2 * kStages<kKind>)*SharedTile<Stored, kWidth>::kBytes +
                           room_bytes<Stored>(given);
-        const int error = launch_blocks<attend_tiles<Stored, kWidth, kKind>>(
-            heads * task.pieces.count, chunks_of(given.value_width, kWidth), bytes,
-            stream, task, all_in_chunks);
+        const int error = launch_with_band<Stored, kWidth, kKind>(
+            given, [&](bool with_band, int band_bytes) {
+              return launch_blocks<attend_tiles<Stored, kWidth, kKind>>(
+                  heads * task.pieces.count, chunks_of(given.value_width, kWidth),
+                  bytes + band_bytes, stream, task, all_in_chunks, with_band);
+            });
         if (error != cudaSuccess) return error;
         return launch_blocks<merge_parts<Stored>>(heads * task.pieces.cut_count, 1, 0,
                                                   stream, task);

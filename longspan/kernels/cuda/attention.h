@@ -50,14 +50,14 @@ struct Tiles {
 };
 
 // Of the number that computes: double for double inputs, else float. See Bias in
-// ../block_attention.h. An entry is a label, or the distance of two positions less
-// `first`, cut to 0 .. rows - 1; on a grid row * columns + column.
+// ../block_attention.h; what an offset of queries adds is in the table. An entry is a
+// label, or the distance of two positions less `first`, cut to 0 .. rows - 1; on a grid
+// row * columns + column.
 struct Bias {
   Rows<const void> column = {};   // [B|1, H|1, 1, keys]
   Rows<const void> slopes = {};   // [1, H|1, 1, 1]
   Rows<const void> table = {};    // [1, H|1, 1, entries]
   Rows<const void> vectors = {};  // [1, H|1, entries, width]
-  Rows<const void> offset = {};   // [1, H|1, 1, width]
   Ints labels = {};               // [B|1, H|1, queries, keys]
   Rows<const void> dense = {};    // [B|1, H|1, queries, keys]
   int32_t first = 0, rows = 1;
@@ -159,10 +159,9 @@ struct QueryGradient {
   Rows<const void> lse2 = {}, delta = {};
   Rows<void> q = {};  // written for every row that has a place
   struct OfSource {
-    // Partial sums, one for every piece: [pieces, heads] and [pieces, heads, width],
-    // heads being example * heads + head.
+    // Partial sums, one for every piece: [pieces, heads], heads being example * heads +
+    // head.
     double* slopes = nullptr;
-    double* offset = nullptr;
     FixedSums table = {};    // [H|1, entries]
     FixedSums vectors = {};  // [H|1, entries, width]
     // [B, H, queries, places of keys] of the number that computes; what is seen is set.

@@ -6,7 +6,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include "longspan/kernels/cuda/tile_rows.cuh"
+#include "longspan/kernels/cuda/band.cuh"
 
 namespace longspan::cuda {
 namespace {
@@ -14,11 +14,14 @@ namespace {
 enum class Kind {
   kPlain,     // layouts, rows by place and several sources only
   kFeatured,  // everything else too
+  kBanded,    // and biases by distance as band.cuh has them
   kAny        // also rows at any address, and widths beyond that of a tile
 };
 
 template <Kind kKind>
 constexpr bool kHasFeatures = kKind != Kind::kPlain;
+template <Kind kKind>
+constexpr bool kHasBand = kKind == Kind::kBanded || kKind == Kind::kAny;
 // Whether tiles are brought while the one before is worked on.
 template <Kind kKind>
 constexpr bool kBringsAhead = kKind != Kind::kAny;
@@ -37,6 +40,16 @@ inline bool has_pair_bias(const Attention& given) {
   for (int i = 0; i < given.source_count; ++i) {
     const Bias& bias = given.sources[i].bias;
     if (bias.table.data || bias.vectors.data || bias.dense.data) return true;
+  }
+  return false;
+}
+
+inline bool has_bias_by_distance(const Attention& given) {
+  for (int i = 0; i < given.source_count; ++i) {
+    const Bias& bias = given.sources[i].bias;
+    if ((bias.table.data || bias.vectors.data) && !bias.labels.data &&
+        bias.grid_width == 0)
+      return true;
   }
   return false;
 }
@@ -120,7 +133,10 @@ int choose_on_tensor_cores(const Attention& given, bool all_in_chunks,
   int error = kDoesNotFit;
   if (all_in_chunks && widest(given) <= 128) {
     const bool narrow = widest(given) <= 64;
-    if (needs_features(given))
+    if (has_bias_by_distance(given))
+      error = narrow ? launch.template operator()<Stored, 64, Kind::kBanded>()
+                     : launch.template operator()<Stored, 128, Kind::kBanded>();
+    else if (needs_features(given))
       error = narrow ? launch.template operator()<Stored, 64, Kind::kFeatured>()
                      : launch.template operator()<Stored, 128, Kind::kFeatured>();
     else
@@ -176,6 +192,20 @@ int room_bytes(const Attention& given) {
   return !kOnTensorCores<Stored> || has_pair_bias(given)
              ? kTile * kPairStride * int{sizeof(NumberOf<Stored>)}
              : 0;
+}
+
+// launch(with a band, its bytes after the room); without where there is nothing to
+// gain, or too little shared memory.
+template <class Stored, int kWidth, Kind kKind, class Launch>
+int launch_with_band(const Attention& given, const Launch& launch) {
+  using ABand = Band<Stored, kWidth>;
+  bool has_vectors = false;
+  for (int i = 0; i < given.source_count; ++i)
+    has_vectors = has_vectors || given.sources[i].bias.vectors.data;
+  int error = kDoesNotFit;
+  if (kHasBand<kKind> && has_bias_by_distance(given) && given.width <= kWidth)
+    error = launch(true, has_vectors ? ABand::kBytes : ABand::kTableBytes);
+  return error == kDoesNotFit ? launch(false, 0) : error;
 }
 
 }  // namespace

@@ -17,7 +17,8 @@ constexpr int kLeastBlocks = kOnTensorCores<Stored>&& kKind != Kind::kAny ? 2 : 
 // products are keys, columns queries.
 template <class Stored, int kWidth, Kind kKind>
 __global__ void __launch_bounds__(kThreads, kLeastBlocks<Stored, kWidth, kKind>)
-    key_slopes(const __grid_constant__ KeyGradient task, bool all_in_chunks) {
+    key_slopes(const __grid_constant__ KeyGradient task, bool all_in_chunks,
+               bool with_band) {
   using Number = NumberOf<Stored>;
   using Tile = SharedTile<Stored, kWidth>;
   using Product = TileProduct<Stored, kWidth>;
@@ -31,6 +32,7 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks<Stored, kWidth, kKind>)
   char* const slope_tiles = q_tiles + kStages<kKind> * Tile::kBytes;
   auto* const room =
       reinterpret_cast<Number*>(slope_tiles + kStages<kKind> * Tile::kBytes);
+  Band<Stored, kWidth> band(reinterpret_cast<char*>(room + kTile * kPairStride));
   __shared__ TileKeys<Number> keys;
   __shared__ TileQueries<Number> queries_ring[3];
   __shared__ HeadSource<Stored> source;
@@ -153,7 +155,14 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks<Stored, kWidth, kKind>)
     clear(slopes);
     const char* const q_tile = q_tiles + stage * Tile::kBytes;
     const char* const slope_tile = slope_tiles + stage * Tile::kBytes;
+    bool in_band = false;
+    if (kHasBand<kKind>) {
+      int32_t origin;
+      in_band = with_band && pairs.is_band(origin);
+      if (in_band) band.open(source, origin, width);
+    }
     if constexpr (kAhead) {
+      if (kHasBand<kKind> && in_band) band.template begin<true>(weights, q_tile, room);
       Product::add_dots(weights, own_keys, q_tile);
       if (wants_slopes) Product::add_dots(slopes, own_values, slope_tile);
     } else {
@@ -174,6 +183,8 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks<Stored, kWidth, kKind>)
         close_copies();
         wait_for_copies();
         __syncthreads();
+        if (kHasBand<kKind> && in_band && i == 0)
+          band.template begin<true>(weights, q_tile, room);
         if (i < chunks) Product::add_dots(weights, own_keys, q_tile);
         if (i < value_chunks) Product::add_dots(slopes, own_values, slope_tile);
       }
@@ -187,7 +198,8 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks<Stored, kWidth, kKind>)
 #pragma unroll
         for (int e = 0; e < 4; ++e) weights[b][e] *= scale2;
       whole = !pairs.hide(seen) && whole;
-      pairs.add_biases(weights, seen, head_q.q, head_q.stride, room);
+      if (kHasBand<kKind> && in_band) band.template add_table<true>(weights);
+      pairs.add_biases(weights, seen, head_q.q, head_q.stride, room, in_band);
       if (drops) kept = pairs.kept();
     }
     if (!whole) hide_unseen(weights, seen);
@@ -271,9 +283,12 @@ int key_gradient(const KeyGradient& task, Stream stream) {
         using Number = NumberOf<Stored>;
         const int bytes = (2 + 2 * kStages<kKind>)*SharedTile<Stored, kWidth>::kBytes +
                           room_bytes<Stored>(given);
-        int error = launch_blocks<key_slopes<Stored, kWidth, kKind>>(
-            heads * task.pieces.count, chunks_of(widest(given), kWidth), bytes, stream,
-            task, all_in_chunks);
+        int error = launch_with_band<Stored, kWidth, kKind>(
+            given, [&](bool with_band, int band_bytes) {
+              return launch_blocks<key_slopes<Stored, kWidth, kKind>>(
+                  heads * task.pieces.count, chunks_of(widest(given), kWidth),
+                  bytes + band_bytes, stream, task, all_in_chunks, with_band);
+            });
         const int64_t places = given.sources[task.source].places;
         const auto sum = [&](const void* parts, const Rows<void>& to, int64_t width,
                              bool exact) {

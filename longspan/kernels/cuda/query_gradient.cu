@@ -34,11 +34,11 @@ class BiasSums {
   using Number = NumberOf<Stored>;
   using Pairs = TilePairs<false, Stored>;
 
-  // `scratch`: kThreads numbers in shared memory.
+  // `scratch`: a number for each warp in shared memory.
   __device__ BiasSums(const QueryGradient& task, const Work& work, int own_column,
                       double* scratch)
       : task_(task), work_(work), own_column_(own_column), scratch_(scratch) {
-    for (int i = 0; i < task.given.source_count; ++i) write(i, 0, 0);
+    for (int i = 0; i < task.given.source_count; ++i) write(i, 0);
   }
 
   __device__ bool wants_tile(const HeadSource<Stored>& source, int number) const {
@@ -63,20 +63,45 @@ class BiasSums {
                                            const TileQueries<Number>& queries,
                                            const TileKeys<Number>& keys, int number,
                                            const HeadQueries<Stored>& head_q,
-                                           const Number* slopes) {
+                                           const Number* slopes,
+                                           const Band<Stored, kWidth>* band) {
     const auto& wanted = task_.sources[number];
     if (wanted.dense.data && own_column_ == 0)
       set_dense(wanted.dense, queries, keys, slopes);
-    if (wanted.table.sums && own_column_ == 0 && threadIdx.x < 2 * kTile - 1)
-      add_table(pairs, queries, keys, number, slopes);
-    if (source.vectors && (wanted.vectors.sums || wanted.offset))
-      add_vectors(pairs, source, queries, keys, number, head_q, slopes);
+    if (wanted.table.sums && own_column_ == 0 && threadIdx.x < 2 * kTile - 1) {
+      if (band)
+        band->sum_table(slopes, [&](int32_t entry, Number sum) {
+          const Bias& bias = task_.given.sources[number].bias;
+          add_fixed(wanted.table, first_entry(bias, bias.table, work_.head) + entry,
+                    static_cast<double>(sum) / *wanted.table.unit);
+        });
+      else
+        add_table(pairs, queries, keys, number, slopes);
+    }
+    if (!band && wanted.vectors.sums)
+      add_vectors(pairs, queries, keys, number, head_q, slopes);
+  }
+
+  // What the vectors of a band have to do with gradients, of queries and of themselves.
+  __device__ __forceinline__ void add_band(const Band<Stored, kWidth>& band, int number,
+                                           Number (&q_slopes)[kWidth / 8][4],
+                                           const char* q_tile, const Number* slopes) {
+    const FixedSums& wanted = task_.sources[number].vectors;
+    const Bias& bias = task_.given.sources[number].bias;
+    const int64_t first = first_entry(bias, bias.vectors, work_.head),
+                  width = task_.given.width;
+    const double per_unit = wanted.sums ? task_.given.scale / *wanted.unit : 0;
+    band.add_gradients(q_slopes, q_tile, slopes, wanted.sums != nullptr,
+                       [&](int32_t entry, int x, Number sum) {
+                         add_fixed(wanted, (first + entry) * width + x,
+                                   static_cast<double>(sum) * per_unit);
+                       });
   }
 
   // After the last tile of a source; called by all threads.
   __device__ void finish(int number) {
     const auto& wanted = task_.sources[number];
-    double slope = 0, offset = 0;
+    double slope = 0;
     if (wanted.slopes && own_column_ == 0) {
 #pragma unroll
       for (int lanes = 16; lanes > 0; lanes /= 2)
@@ -86,29 +111,18 @@ class BiasSums {
       for (int warp = 0; warp < kThreads / 32; ++warp) slope += scratch_[warp];
       __syncthreads();
     }
-    if (wanted.offset) {
-      scratch_[threadIdx.x] = offset_sum_;
-      __syncthreads();
-      for (int i = threadIdx.x % kWidth; i < kThreads; i += kWidth)
-        offset += scratch_[i];
-      offset *= task_.given.scale;
-      __syncthreads();
-    }
-    write(number, slope, offset);
-    slope_sum_ = offset_sum_ = 0;
+    write(number, slope);
+    slope_sum_ = 0;
   }
 
  private:
-  __device__ void write(int number, double slope, double offset) const {
+  __device__ void write(int number, double slope) const {
     const auto& wanted = task_.sources[number];
     const int64_t at = static_cast<int64_t>(work_.piece_number) *
                            (task_.given.examples * task_.given.heads) +
                        work_.head_number;
     if (wanted.slopes && own_column_ == 0 && threadIdx.x == 0)
       wanted.slopes[at] = slope;
-    const int column = own_column_ + static_cast<int>(threadIdx.x);
-    if (wanted.offset && threadIdx.x < kWidth && column < task_.given.width)
-      wanted.offset[at * task_.given.width + column] = offset;
   }
 
   static __device__ bool is_live(const TileQueries<Number>& queries,
@@ -178,8 +192,7 @@ class BiasSums {
 
   // A thread has one column; where columns are fewer than threads, several threads
   // share the diagonals of a column.
-  __device__ void add_vectors(const Pairs& pairs, const HeadSource<Stored>& source,
-                              const TileQueries<Number>& queries,
+  __device__ void add_vectors(const Pairs& pairs, const TileQueries<Number>& queries,
                               const TileKeys<Number>& keys, int number,
                               const HeadQueries<Stored>& head_q, const Number* slopes) {
     constexpr int kSharing = kThreads / kWidth;
@@ -189,33 +202,26 @@ class BiasSums {
     const auto& wanted = task_.sources[number];
     const Bias& bias = task_.given.sources[number].bias;
     const int64_t first = first_entry(bias, bias.vectors, work_.head) * width + column;
-    const double per_unit =
-        wanted.vectors.sums ? task_.given.scale / *wanted.vectors.unit : 0;
-    const Number offset = source.offset ? source.offset[column] : Number{0};
+    const double per_unit = task_.given.scale / *wanted.vectors.unit;
     for (int diagonal = static_cast<int>(threadIdx.x) / kWidth - (kTile - 1);
          diagonal < kTile; diagonal += kSharing) {
       int32_t entry = -1;
-      Number product = 0, sum = 0;
+      Number product = 0;
       const auto add = [&] {
         if (entry < 0) return;
-        if (wanted.vectors.sums)
-          add_fixed(wanted.vectors, first + int64_t{entry} * width,
-                    static_cast<double>(product) * per_unit);
-        offset_sum_ += static_cast<double>(sum) *
-                       source.vectors[entry * source.vectors_stride + column];
+        add_fixed(wanted.vectors, first + int64_t{entry} * width,
+                  static_cast<double>(product) * per_unit);
       };
       along(diagonal, queries, keys, slopes, [&](int query, int key, Number slope) {
         const int32_t at = pairs.entry(query, key);
         if (at != entry) {
           add();
           entry = at;
-          product = sum = 0;
+          product = 0;
         }
         const int64_t row = queries.row[query];
-        const Number number =
-            to_number(head_q.q[row * head_q.stride + column]) + offset;
-        product = fused(slope, number, product);
-        sum += slope;
+        product =
+            fused(slope, to_number(head_q.q[row * head_q.stride + column]), product);
       });
       add();
     }
@@ -225,7 +231,7 @@ class BiasSums {
   const Work& work_;
   int own_column_;
   double* scratch_;
-  double slope_sum_ = 0, offset_sum_ = 0;
+  double slope_sum_ = 0;
 };
 
 // q_slopes += sum over keys of slope * vector of the entry.
@@ -262,7 +268,8 @@ __device__ __forceinline__ void add_entry_vectors(Number (&q_slopes)[kWidth / 8]
 // One piece of a tile of queries, and one chunk of the columns of its gradient.
 template <class Stored, int kWidth, Kind kKind>
 __global__ void __launch_bounds__(kThreads, kLeastBlocks<Stored, kWidth, kKind>)
-    query_slopes(const __grid_constant__ QueryGradient task, bool all_in_chunks) {
+    query_slopes(const __grid_constant__ QueryGradient task, bool all_in_chunks,
+                 bool with_band) {
   using Number = NumberOf<Stored>;
   using Tile = SharedTile<Stored, kWidth>;
   using Product = TileProduct<Stored, kWidth>;
@@ -275,10 +282,11 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks<Stored, kWidth, kKind>)
   char* const k_tiles = slope_tile + Tile::kBytes;
   char* const v_tiles = k_tiles + kStages<kKind> * Tile::kBytes;
   auto* const room = reinterpret_cast<Number*>(v_tiles + kStages<kKind> * Tile::kBytes);
+  Band<Stored, kWidth> band(reinterpret_cast<char*>(room + kTile * kPairStride));
   __shared__ TileQueries<Number> queries;
   __shared__ TileKeys<Number> keys_ring[3];
   __shared__ HeadSource<Stored> sources[kMostSources];
-  __shared__ double scratch[kFeatures ? kThreads : 1];
+  __shared__ double scratch[kThreads / 32];
 
   const Attention& given = task.given;
   const Work work(task.pieces, given);
@@ -388,8 +396,9 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks<Stored, kWidth, kKind>)
     close_copies();
 
     const HeadSource<Stored>& source = sources[visit.source];
-    const TilePairs<false, Stored> pairs(given, source, queries, keys, visit.tile,
-                                         visit.source, work.head_number);
+    using Pairs = TilePairs<false, Stored>;
+    const Pairs pairs(given, source, queries, keys, visit.tile, visit.source,
+                      work.head_number);
     if (kFeatures && pairs.is_apart()) continue;
 
     const uint64_t live = live_places(keys);
@@ -411,6 +420,15 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks<Stored, kWidth, kKind>)
     Number scores[kBlocks][4], slopes[kBlocks][4];
     clear(scores);
     clear(slopes);
+    bool in_band = false;
+    if (kHasBand<kKind>) {
+      int32_t origin;
+      in_band = with_band && pairs.is_band(origin);
+      if (in_band) {
+        band.open(source, origin, width);
+        band.template begin<false>(scores, own_queries, room);
+      }
+    }
     if constexpr (kAhead) {
       Product::add_dots(scores, own_queries, k_tiles + stage * Tile::kBytes);
       Product::add_dots(slopes, own_slopes, v_tiles + stage * Tile::kBytes);
@@ -442,7 +460,8 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks<Stored, kWidth, kKind>)
 #pragma unroll
         for (int e = 0; e < 4; ++e) scores[b][e] *= scale2;
       whole = !pairs.hide(seen) && whole;
-      pairs.add_biases(scores, seen, head_q.q, head_q.stride, room);
+      if (kHasBand<kKind> && in_band) band.template add_table<false>(scores);
+      pairs.add_biases(scores, seen, head_q.q, head_q.stride, room, in_band);
       if (given.dropout.limit > 0) {
         const PairBits kept = pairs.kept();
         const auto kept_factor = static_cast<Number>(given.dropout.factor);
@@ -469,10 +488,18 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks<Stored, kWidth, kKind>)
         is_put = true;
         Product::put(slopes, room);
         __syncthreads();
-        bias_sums.add_tile(pairs, source, queries, keys, visit.source, head_q, room);
-        if (source.vectors)
+        bias_sums.add_tile(pairs, source, queries, keys, visit.source, head_q, room,
+                           kHasBand<kKind> && in_band ? &band : nullptr);
+        if (kHasBand<kKind> && in_band && source.vectors) {
+          bias_sums.add_band(band, visit.source, q_slopes, q_tile, room);
+          // Read again: so they need no registers before.
+          Pairs::each([&](int b, int e, int query, int key) {
+            slopes[b][e] = room[query * kPairStride + key];
+          });
+        } else if (source.vectors) {
           add_entry_vectors<kWidth>(q_slopes, pairs, source, queries, keys, own_row,
                                     own_column, width, room);
+        }
         __syncwarp();
       }
     }
@@ -509,9 +536,12 @@ int query_gradient(const QueryGradient& task, Stream stream) {
       given, all_in_chunks, [&]<class Stored, int kWidth, Kind kKind>() {
         const int bytes = (2 + 2 * kStages<kKind>)*SharedTile<Stored, kWidth>::kBytes +
                           room_bytes<Stored>(given);
-        const int error = launch_blocks<query_slopes<Stored, kWidth, kKind>>(
-            heads * task.pieces.count, chunks_of(given.width, kWidth), bytes, stream,
-            task, all_in_chunks);
+        const int error = launch_with_band<Stored, kWidth, kKind>(
+            given, [&](bool with_band, int band_bytes) {
+              return launch_blocks<query_slopes<Stored, kWidth, kKind>>(
+                  heads * task.pieces.count, chunks_of(given.width, kWidth),
+                  bytes + band_bytes, stream, task, all_in_chunks, with_band);
+            });
         if (error != cudaSuccess) return error;
         return launch_sum_parts<Stored, Stored>(
             {task.part_slopes, task.q, given.rows, given.heads, given.places,

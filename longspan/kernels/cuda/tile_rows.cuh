@@ -57,12 +57,13 @@ struct HeadSource {
   const Number* slope;
   const Number* table;
   const Number* vectors;
-  const Number* offset;
   const Number* dense;
   const int32_t* labels;
   int64_t vectors_stride, labels_stride, dense_stride;
   int32_t first, entry_rows, grid_width, first_column, entry_columns;
-  bool has_pair_bias;  // one that is added pair by pair
+  uint64_t grid_factor;  // 2^64 / grid_width, rounded up
+  bool has_pair_bias;    // table, vectors or dense
+  bool by_distance;      // table and vectors, on a line
 };
 
 template <class Stored>
@@ -109,7 +110,6 @@ __device__ void open_source(HeadSource<Stored>& to, const Attention& given,
   to.slope = head_of<Number>(bias.slopes, example, head);
   to.table = head_of<Number>(bias.table, example, head);
   to.vectors = head_of<Number>(bias.vectors, example, head);
-  to.offset = head_of<Number>(bias.offset, example, head);
   to.dense = head_of<Number>(bias.dense, example, head);
   to.labels = head_of<const int32_t>(bias.labels, example, head);
   to.vectors_stride = bias.vectors.row;
@@ -118,9 +118,11 @@ __device__ void open_source(HeadSource<Stored>& to, const Attention& given,
   to.first = bias.first;
   to.entry_rows = bias.rows;
   to.grid_width = bias.grid_width;
+  to.grid_factor = bias.grid_width > 1 ? ~uint64_t{0} / bias.grid_width + 1 : 0;
   to.first_column = bias.first_column;
   to.entry_columns = bias.columns;
   to.has_pair_bias = to.table || to.vectors || to.dense;
+  to.by_distance = (to.table || to.vectors) && !to.labels && bias.grid_width == 0;
 }
 
 // 64 places of queries, or of keys; a row of -1 is empty, and the other numbers of an
