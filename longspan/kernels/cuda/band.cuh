@@ -19,13 +19,13 @@ class Band {
   using Product = TileProduct<Stored, kWidth>;
 
   // Vectors are numbers that compute: what rounding takes of them has tiles of its own.
-  static constexpr int kParts = sizeof(Stored) == sizeof(Number)           ? 1
+  static constexpr int kParts = sizeof(Stored) == sizeof(Number)        ? 1
                                 : std::is_same_v<Stored, __nv_bfloat16> ? 3
-                                                                           : 2;
+                                                                        : 2;
   // Of shared memory, for tables alone and for vectors.
   static constexpr int kTableBytes = 2 * kTile * int{sizeof(Number)};
-  static constexpr int kBytes = kTableBytes + kParts * Tile::kBytes +
-                                kTile * kPairStride * int{sizeof(Number)};
+  static constexpr int kBytes =
+      kTableBytes + kParts * Tile::kBytes + kTile * kPairStride * int{sizeof(Number)};
 
   __device__ explicit Band(char* memory)
       : table_(reinterpret_cast<Number*>(memory)),
@@ -91,8 +91,8 @@ class Band {
   __device__ __forceinline__ void add_table(Number (&scores)[kBlocks][4]) const {
     if (!source_->table) return;
     each<kTurned>([&](int b, int e, int query, int key) {
-      scores[b][e] = fused(table_[column(query, key)], static_cast<Number>(kLog2E),
-                           scores[b][e]);
+      scores[b][e] =
+          fused(table_[column(query, key)], static_cast<Number>(kLog2E), scores[b][e]);
     });
   }
 
@@ -172,9 +172,8 @@ class Band {
 #pragma unroll 4
     for (int i = threadIdx.x; i < kTile * kWidth / 2; i += kThreads) {
       const int row = i / (kWidth / 2), x = i % (kWidth / 2) * 2;
-      const Number* const from = source_->vectors +
-                                 entry(half * kTile + row) * source_->vectors_stride +
-                                 x;
+      const Number* const from =
+          source_->vectors + entry(half * kTile + row) * source_->vectors_stride + x;
       Number first = x < width_ ? from[0] : Number{0},
              second = x + 1 < width_ ? from[1] : Number{0};
       char* to = parts_ + Tile::offset(row, x / Tile::kInChunk) +
