@@ -139,15 +139,10 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks<Stored, kWidth, kKind>)
 
     Number scores[kBlocks][4];
     clear(scores);
-    bool in_band = false;
-    if (kHasBand<kKind>) {
-      int32_t origin;
-      in_band = with_band && pairs.is_band(origin);
-      if (in_band) {
-        band.open(source, origin, width);
-        band.template begin<false>(scores, own_queries, room);
-      }
-    }
+    const bool in_band =
+        kHasBand<kKind> && with_band && band.open(pairs, source, width);
+    if (kHasBand<kKind> && in_band)
+      band.template begin<false>(scores, own_queries, room);
     if constexpr (kAhead) {
       Product::add_dots(scores, own_queries, k_tiles + stage * Tile::kBytes);
     } else {

@@ -32,12 +32,16 @@ class Band {
         parts_(memory + kTableBytes),
         room_(reinterpret_cast<Number*>(parts_ + kParts * Tile::kBytes)) {}
 
-  // `origin`: the entry of query 0 and key 0, not cut to what there is.
-  __device__ __forceinline__ void open(const HeadSource<Stored>& source, int32_t origin,
-                                       int width) {
+  // False where the positions of the tile are not consecutive.
+  template <class Pairs>
+  __device__ __forceinline__ bool open(const Pairs& pairs,
+                                       const HeadSource<Stored>& source, int width) {
+    int32_t origin;
+    if (!pairs.is_band(origin)) return false;
     source_ = &source;
     first_ = origin - (kTile - 1);
     width_ = width;
+    return true;
   }
 
   __device__ __forceinline__ int32_t entry(int column) const {

@@ -155,12 +155,8 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks<Stored, kWidth, kKind>)
     clear(slopes);
     const char* const q_tile = q_tiles + stage * Tile::kBytes;
     const char* const slope_tile = slope_tiles + stage * Tile::kBytes;
-    bool in_band = false;
-    if (kHasBand<kKind>) {
-      int32_t origin;
-      in_band = with_band && pairs.is_band(origin);
-      if (in_band) band.open(source, origin, width);
-    }
+    const bool in_band =
+        kHasBand<kKind> && with_band && band.open(pairs, source, width);
     if constexpr (kAhead) {
       if (kHasBand<kKind> && in_band) band.template begin<true>(weights, q_tile, room);
       Product::add_dots(weights, own_keys, q_tile);
