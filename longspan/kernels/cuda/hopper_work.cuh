@@ -13,27 +13,13 @@
 #include "longspan/kernels/cuda/hopper.h"
 #include "longspan/kernels/cuda/hopper_ptx.cuh"
 #include "longspan/kernels/cuda/hopper_wgmma.cuh"
+#include "longspan/kernels/cuda/int_divisor.cuh"
 
 namespace longspan::cuda::hopper {
 
 // kRows: tiles as they lie. kIntervals: and from <= position < to. kGathered: rows by
 // place, and intervals.
 enum class Mode { kRows, kIntervals, kGathered };
-
-// Divides numbers that are not negative; much faster than the operator where the
-// divisor is only known when the kernel runs.
-struct Divisor {
-  uint64_t factor = ~uint64_t{0};  // of 1
-
-  static Divisor of(int64_t divisor) {
-    return {~uint64_t{0} / static_cast<uint64_t>(divisor)};
-  }
-  __device__ __forceinline__ int operator()(int number) const {
-    const uint64_t more = static_cast<uint32_t>(number) + 1u;
-    const uint64_t low = more * static_cast<uint32_t>(factor);
-    return static_cast<int>((more * (factor >> 32) + (low >> 32)) >> 32);
-  }
-};
 
 // Of one operand, where several of the call's heads or examples may share one.
 struct Spot {
@@ -47,7 +33,7 @@ struct Spot {
 struct Operand {
   char* data = nullptr;
   int64_t example = 0, head = 0, row = 0;
-  Divisor by_example, by_head;
+  IntDivisor by_example, by_head;
   int32_t examples_of_one = 1, heads_of_one = 1;  // that share one
   int32_t width = 0;
 
@@ -92,7 +78,7 @@ struct Work {
   int32_t* counter;
   int32_t heads, all_heads;  // of an example, of all
   int32_t heads_at_once;     // whose tiles stay in the L2 cache together
-  Divisor by_heads, by_round, by_heads_at_once, by_last_heads;
+  IntDivisor by_heads, by_round, by_heads_at_once, by_last_heads;
   int32_t items;
   int32_t queries, keys;  // places
   int32_t padded_queries, padded_keys;
@@ -493,8 +479,8 @@ inline Operand operand(const void* data, int64_t example, int64_t head, int64_t 
   result.row = row * 2;
   result.examples_of_one = example == 0 ? INT_MAX : 1;
   result.heads_of_one = head == 0 ? INT_MAX : group;
-  result.by_example = Divisor::of(result.examples_of_one);
-  result.by_head = Divisor::of(result.heads_of_one);
+  result.by_example = IntDivisor::of(result.examples_of_one);
+  result.by_head = IntDivisor::of(result.heads_of_one);
   result.width = static_cast<int32_t>(width);
   return result;
 }
@@ -582,11 +568,11 @@ inline Work work_of(const HopperAttention& given, const HopperLists& lists,
   work.heads_at_once = (work.all_heads + rounds - 1) / rounds;
   work.items = work.all_heads * lists.piece_count;
   const int32_t last_heads = work.all_heads % work.heads_at_once;
-  work.by_heads = Divisor::of(work.heads);
-  work.by_round = Divisor::of(
+  work.by_heads = IntDivisor::of(work.heads);
+  work.by_round = IntDivisor::of(
       std::max<int64_t>(int64_t{lists.piece_count} * work.heads_at_once, 1));
-  work.by_heads_at_once = Divisor::of(work.heads_at_once);
-  work.by_last_heads = Divisor::of(std::max(last_heads, 1));
+  work.by_heads_at_once = IntDivisor::of(work.heads_at_once);
+  work.by_last_heads = IntDivisor::of(std::max(last_heads, 1));
   work.queries = static_cast<int32_t>(given.query_places);
   work.keys = static_cast<int32_t>(given.key_places);
   work.padded_queries = static_cast<int32_t>(hopper_padded(given.query_places));

@@ -281,14 +281,10 @@ class TilePairs {
   static __device__ __forceinline__ int32_t bounded(int32_t x, int32_t count) {
     return x < 0 ? 0 : x >= count ? count - 1 : x;
   }
-  // The position over the width of the grid, rounded down: much faster than a division.
+  // The position over the width of the grid, rounded down.
   __device__ __forceinline__ int32_t grid_row(int32_t position) const {
-    if (source_.grid_factor == 0) return position;
-    const uint64_t number = static_cast<uint32_t>(position < 0 ? ~position : position);
-    const uint64_t low = number * static_cast<uint32_t>(source_.grid_factor) >> 32;
-    const auto row =
-        static_cast<int32_t>((number * (source_.grid_factor >> 32) + low) >> 32);
-    return position < 0 ? ~row : row;
+    return position < 0 ? ~source_.by_grid_width(~position)
+                        : source_.by_grid_width(position);
   }
 
   __device__ __forceinline__ void draw(uint32_t (&words)[4], uint32_t four_keys,

@@ -59,7 +59,6 @@ class BiasSums {
 
   // `slopes` is complete, and stays until all threads have been here.
   __device__ __forceinline__ void add_tile(const Pairs& pairs,
-                                           const HeadSource<Stored>& source,
                                            const TileQueries<Number>& queries,
                                            const TileKeys<Number>& keys, int number,
                                            const HeadQueries<Stored>& head_q,
@@ -483,7 +482,7 @@ __global__ void __launch_bounds__(kThreads, kLeastBlocks<Stored, kWidth, kKind>)
         is_put = true;
         Product::put(slopes, room);
         __syncthreads();
-        bias_sums.add_tile(pairs, source, queries, keys, visit.source, head_q, room,
+        bias_sums.add_tile(pairs, queries, keys, visit.source, head_q, room,
                            kHasBand<kKind> && in_band ? &band : nullptr);
         if (kHasBand<kKind> && in_band && source.vectors) {
           bias_sums.add_band(band, visit.source, q_slopes, q_tile, room);

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include "longspan/kernels/cuda/int_divisor.cuh"
 #include "longspan/kernels/cuda/tile_lists.cuh"
 #include "longspan/kernels/cuda/tile_product.cuh"
 
@@ -61,9 +62,9 @@ struct HeadSource {
   const int32_t* labels;
   int64_t vectors_stride, labels_stride, dense_stride;
   int32_t first, entry_rows, grid_width, first_column, entry_columns;
-  uint64_t grid_factor;  // 2^64 / grid_width, rounded up
-  bool has_pair_bias;    // table, vectors or dense
-  bool by_distance;      // table and vectors, on a line
+  IntDivisor by_grid_width;
+  bool has_pair_bias;  // table, vectors or dense
+  bool by_distance;    // table and vectors, on a line
 };
 
 template <class Stored>
@@ -118,7 +119,7 @@ __device__ void open_source(HeadSource<Stored>& to, const Attention& given,
   to.first = bias.first;
   to.entry_rows = bias.rows;
   to.grid_width = bias.grid_width;
-  to.grid_factor = bias.grid_width > 1 ? ~uint64_t{0} / bias.grid_width + 1 : 0;
+  if (bias.grid_width > 0) to.by_grid_width = IntDivisor::of(bias.grid_width);
   to.first_column = bias.first_column;
   to.entry_columns = bias.columns;
   to.has_pair_bias = to.table || to.vectors || to.dense;
